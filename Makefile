@@ -1,0 +1,34 @@
+# Everything sets itself up: `make demo` and `make test` need only Python >= 3.11 and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check unit bench install clean
+
+demo: install  ## measure a real engine on a real model and write runs/demo/report.html
+	$(BIN)/specbench demo
+
+test: install check unit  ## lint, types and tests
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: install
+	$(BIN)/python -m pytest
+
+bench: install  ## timings; never part of `make test`
+	$(BIN)/python tests/benchmarks/client_ceiling.py
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "specbench needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[llamacpp,dev]'
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build *.egg-info

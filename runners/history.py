@@ -1,0 +1,61 @@
+"""The frozen history of multi-turn prompts: the baseline's own answers, asked for once and replayed to all arms.
+
+With each arm's own answers the later turns would differ between arms, and a ratio would compare different
+prompts. The transcript is stored beside the cells, so a resumed run replays the same one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+
+from runners import frames
+from runners.base import Engine, Launch
+from runners.client import Client
+from runners.load import Conversation, Player, closed_loop, conversations
+from runners.measure import run_async
+from specbench.cell import Config
+from specbench.errors import InvalidMeasurement
+from specbench.trace import write_atomic
+from workloads import Split
+
+
+def frozen_history(
+    run_dir: Path, config: Config, engine: Engine, launch: Launch, split: Split
+) -> dict[str, tuple[str, ...]]:
+    """Answers to every turn but the last, by prompt id; read from `history.json` or produced and stored there."""
+    path = run_dir / "history.json"
+    if not path.exists():
+        replies = run_async(
+            _ask(run_dir, config.model_copy(update={"concurrency": 1}), engine, launch, split)
+        )
+        write_atomic(path, orjson.dumps(replies, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS))
+    return {prompt_id: tuple(texts) for prompt_id, texts in orjson.loads(path.read_bytes()).items()}
+
+
+async def _ask(
+    run_dir: Path, config: Config, engine: Engine, launch: Launch, split: Split
+) -> dict[str, list[str]]:
+    asked = [c for c in conversations(split.prompts, None, "history") if len(c.prompt.turns) > 1]
+    logs = run_dir / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with engine.start(launch, logs / "history.log") as session:
+        async with Client(session.address, connections=1) as client:
+            player = Player(client, engine, config)
+            await closed_loop(asked, 1, player.play)
+    by_number = {sent.request.request: frames.parse(sent.exchange) for sent in player.sent}
+    return {
+        c.prompt.id: [_text(by_number, c, turn) for turn in range(len(c.prompt.turns) - 1)] for c in asked
+    }
+
+
+def _text(by_number: dict[int, frames.Stream], conversation: Conversation, turn: int) -> str:
+    stream = by_number.get(conversation.first_request + turn)
+    if stream is None or stream.status == "failed":
+        why = stream.error if stream is not None else "an earlier turn failed"
+        raise InvalidMeasurement(
+            f"history: the baseline gave no answer to turn {turn + 1} of prompt {conversation.prompt.id} ({why}); "
+            'nothing was measured. Look at logs/history.log, or set workload.history = "own".'
+        )
+    return stream.text

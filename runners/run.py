@@ -1,0 +1,275 @@
+"""A plan from start to end: resolve, order, start servers, measure cells, store them, resume what was cut off.
+
+The order of work is fixed by the plan and its seed, so a run that was killed and resumed leaves the same
+cells as one that was not. A block is the unit: what is left of an interrupted one is set aside and the block
+is run again whole, because a ratio is only read inside one session.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+
+from runners import registry
+from runners.base import Engine, Launch, Session, Where
+from runners.history import frozen_history
+from runners.load import conversations, warmups
+from runners.measure import Job, Surroundings, measure
+from specbench import host, trace
+from specbench.cell import digest, make_cell_id
+from specbench.errors import SpecbenchError
+from specbench.plan import Arm, Comparison, Plan
+from workloads import Prompt, Split, load_file, load_split, select
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands; `left_s` is None until the first cell has ended."""
+
+    done: int
+    total: int
+    label: str
+    left_s: float | None
+
+
+@dataclass
+class Runner:
+    """Runs one plan into one directory. `report` is called before each cell."""
+
+    plan: Plan
+    run_dir: Path
+    report: Callable[[Progress], None] = lambda progress: None
+    ceiling: Callable[[], float | None] = lambda: None
+    session_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+
+    def __post_init__(self) -> None:
+        self.split = resolve_split(self.plan)
+        self.comparisons = self.plan.comparisons()
+        self._engines: dict[str, Engine] = {}
+        self._launches: dict[str, Launch] = {}
+        self._replies: dict[str, tuple[str, ...]] | None = None
+        self._seconds: list[float] = []
+
+    # --- resolving ----------------------------------------------------------------------------------------
+
+    def engine(self, arm: Arm) -> Engine:
+        """The adapter of an arm."""
+        name = arm.config.engine.name
+        if name not in self._engines:
+            self._engines[name] = registry.get(name)
+        return self._engines[name]
+
+    def launch(self, arm: Arm) -> Launch:
+        """How an arm is started. Raises SpecbenchError where its engine is not usable here."""
+        key = arm.config.config_id
+        if key not in self._launches:
+            ask, engine = arm.config.engine, self.engine(arm)
+            found = engine.probe(Where(python=ask.python, url=ask.url))
+            if not found.ok or found.version is None:
+                how = f" {found.install}" if found.install else ""
+                raise SpecbenchError(f"engine.name: {ask.name} is not usable here: {found.why_not}.{how}")
+            launch = engine.launch(arm.config, found.version)
+            facts = launch.facts.model_copy(update={"split_sha256": self.split.sha256})
+            self._launches[key] = Launch(launch.argv, launch.env, launch.files, facts, launch.learns)
+        return self._launches[key]
+
+    def jobs(self, comparison: Comparison, block: int) -> list[Job]:
+        """The cells of one block, in the order they run."""
+        return [
+            self._job(comparison, block, position, arm)
+            for position, arm in enumerate(comparison.order(self.plan.seed, block))
+        ]
+
+    def _job(self, comparison: Comparison, block: int, position: int, arm: Arm) -> Job:
+        launch = self.launch(arm)
+        cell_id = make_cell_id(arm.config, block, position, launch.facts)
+        return Job(self.plan.name, cell_id, comparison.id, block, position, arm, launch, self.plan.seed)
+
+    def all_jobs(self) -> Iterator[Job]:
+        """Every cell of the plan, in order, without regard to a budget."""
+        for comparison in self.comparisons:
+            for block in range(self.plan.repeat.blocks):
+                yield from self.jobs(comparison, block)
+
+    # --- running ------------------------------------------------------------------------------------------
+
+    def run(self, resume: bool = False) -> None:
+        """Run the plan to its end or its budget. Every finished cell is on disk before the next starts."""
+        self._open(resume)
+        started = time.monotonic()
+        with self._sessions() as sessions:
+            for comparison in self.comparisons:
+                self._run_comparison(comparison, sessions, started)
+        trace.write_index(self.run_dir)
+
+    def run_cell(self, cell_id: str) -> None:
+        """Run one cell by its id, so that any scheduler can fan a plan out."""
+        known = {job.cell_id: job for job in self.all_jobs()}
+        if cell_id not in known:
+            raise SpecbenchError(
+                f"--cell: {cell_id} is not a cell of this plan; `--dry-run` lists the {len(known)} it has."
+            )
+        self._open(resume=True)
+        if (self.run_dir / "cells" / cell_id).exists():
+            return
+        with self._sessions() as sessions:
+            self._run_job(known[cell_id], sessions)
+        trace.write_index(self.run_dir)
+
+    def _run_comparison(self, comparison: Comparison, sessions: Sessions, started: float) -> None:
+        for block in range(self.plan.repeat.blocks):
+            jobs = self.jobs(comparison, block)
+            finished = [job for job in jobs if (self.run_dir / "cells" / job.cell_id).exists()]
+            if len(finished) == len(jobs):
+                continue
+            if not self._affords(len(jobs), started):
+                return
+            for job in finished:
+                trace.supersede(self.run_dir, job.cell_id)
+            for job in jobs:
+                self._report(job, started)
+                opened = time.monotonic()
+                self._run_job(job, sessions)
+                self._seconds.append(time.monotonic() - opened)
+            sessions.end_block()
+            trace.write_index(self.run_dir)
+
+    def _run_job(self, job: Job, sessions: Sessions) -> None:
+        replies = self._history()
+        played = conversations(
+            self.split.prompts, replies, f"requests/{job.seed}/{job.comparison}/{job.block}"
+        )
+        warm = warmups(load_split("warmup").prompts, job.arm.config.concurrency)
+        with sessions.get(job) as session:
+            measured = measure(job, self.engine(job.arm), session, played, warm, self._around)
+        trace.write_cell(self.run_dir, measured.record, measured.requests, measured.texts)
+
+    def _history(self) -> dict[str, tuple[str, ...]] | None:
+        """The baseline's answers to earlier turns, asked for once per run; None where turns keep their own."""
+        if self.plan.workload.history == "own" or all(
+            len(prompt.turns) == 1 for prompt in self.split.prompts
+        ):
+            return None
+        if self._replies is None:
+            arms = self.comparisons[0].arms
+            arm = next((arm for arm in arms if arm.baseline), arms[0])
+            self._replies = frozen_history(
+                self.run_dir, arm.config, self.engine(arm), self.launch(arm), self.split
+            )
+        return self._replies
+
+    def _open(self, resume: bool) -> None:
+        manifest = {"schema": self.plan.schema_, "plan": self.plan.model_dump(mode="json", by_alias=True)}
+        manifest["plan_id"] = digest(manifest["plan"])
+        path = self.run_dir / "run.json"
+        if path.exists():
+            kept = orjson.loads(path.read_bytes())
+            if not resume:
+                raise SpecbenchError(
+                    f"{self.run_dir}: already holds a run; add --resume to finish it or --out for another place."
+                )
+            if kept.get("plan_id") != manifest["plan_id"]:
+                raise SpecbenchError(
+                    f"{self.run_dir}: holds a run of a different plan; give --out another place."
+                )
+            trace.sweep(self.run_dir)
+        elif resume:
+            raise SpecbenchError(f"--resume: {self.run_dir} holds no run yet; leave --resume out.")
+        for comparison in self.comparisons:
+            for arm in comparison.arms:
+                self.launch(arm)  # everything that can be refused is refused before anything is written
+        trace.write_atomic(path, orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
+        self._around = Surroundings(self.session_id, host.machine(), self.ceiling())
+
+    @contextmanager
+    def _sessions(self) -> Iterator[Sessions]:
+        with Sessions(self) as sessions:
+            yield sessions
+
+    # --- time ---------------------------------------------------------------------------------------------
+
+    def _affords(self, cells: int, started: float) -> bool:
+        """Whether a block still fits the budget. The first block always runs, or there is nothing to say."""
+        budget_s = self.plan.repeat.budget_s
+        if budget_s is None or not self._seconds:
+            return True
+        mean_s = sum(self._seconds[-cells:]) / len(self._seconds[-cells:])
+        return time.monotonic() - started + cells * mean_s <= budget_s
+
+    def _report(self, job: Job, started: float) -> None:
+        total = sum(len(c.arms) * 2 * self.plan.repeat.blocks for c in self.comparisons)
+        done = len(trace.cell_dirs(self.run_dir))
+        left_s = None
+        if self._seconds:
+            left_s = (total - done) * sum(self._seconds) / len(self._seconds)
+            if self.plan.repeat.budget_s is not None:
+                left_s = max(0.0, min(left_s, self.plan.repeat.budget_s - (time.monotonic() - started)))
+        config = job.arm.config
+        label = f"block {job.block + 1} · {config.method.label} · concurrency {config.concurrency}"
+        self.report(Progress(done, total, label, left_s))
+
+
+class Sessions:
+    """Starts engines and keeps them as long as the plan's `restart` allows.
+
+    A drafter that learns from earlier requests gets a fresh server for every run whatever the plan says.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._kept: dict[str, Session] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Sessions:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._close()
+
+    @contextmanager
+    def get(self, job: Job) -> Iterator[Session]:
+        """A session for one run of a cell."""
+        rule, key = self._runner.plan.repeat.restart, job.arm.config.config_id
+        if rule == "run" or job.launch.learns:
+            with self._start(job) as session:
+                yield session
+            return
+        if key not in self._kept:
+            self._kept[key] = self._stack.enter_context(self._start(job))
+        yield self._kept[key]
+
+    def end_block(self) -> None:
+        """Stop what a block-wise restart does not keep."""
+        if self._runner.plan.repeat.restart == "block":
+            self._close()
+
+    def _close(self) -> None:
+        self._kept.clear()
+        self._stack.close()
+
+    @contextmanager
+    def _start(self, job: Job) -> Iterator[Session]:
+        logs = self._runner.run_dir / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        with self._runner.engine(job.arm).start(job.launch, logs / f"{job.cell_id}.log") as session:
+            yield session
+
+
+def resolve_split(plan: Plan) -> Split:
+    """The prompts that a plan asks for."""
+    ask = plan.workload
+    split = load_file(Path(ask.file)) if ask.file else load_split(ask.split)
+    return select(
+        split, categories=ask.categories, prompts_per_category=ask.prompts_per_category, seed=plan.seed
+    )
+
+
+def expected_requests(prompts: tuple[Prompt, ...]) -> int:
+    """Requests that one run of these prompts sends."""
+    return sum(len(prompt.turns) for prompt in prompts)

@@ -1,0 +1,71 @@
+"""The command line: one file per command group. The only place that imports runners and reports together.
+
+This module and every command file import nothing heavy at the top, because `--help` must answer at once;
+what a command needs is imported inside it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from specbench import __version__
+from specbench.cli import demo, engines, machine, models, report, run, selftest, workloads
+from specbench.errors import SpecbenchError
+
+app = typer.Typer(
+    name="specbench",
+    help="Will speculative decoding pay off here, did it, and why not?",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command()(demo.demo)
+app.command()(run.run)
+app.command()(report.report)
+app.command()(selftest.selftest)
+app.command()(engines.engines)
+app.command()(machine.machine)
+app.add_typer(models.app, name="models")
+app.add_typer(workloads.app, name="workloads")
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"specbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Will speculative decoding pay off here, did it, and why not?"""
+
+
+def main() -> None:
+    """Run the command line; every expected error is one sentence on stderr and an exit code."""
+    try:
+        app()
+    except SpecbenchError as error:
+        _fail(str(error), error.exit_code)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}; finished cells are kept.", 2)
+    except KeyboardInterrupt:
+        _fail("interrupted; finished cells are kept, `specbench run PLAN --resume` goes on.", 130)
+    except ValueError as error:
+        # The libraries below (workloads, models_roofline) have error types of their own.
+        if type(error).__module__.split(".")[0] not in ("workloads", "models_roofline"):
+            raise
+        _fail(str(error), 2)
+
+
+def _fail(sentence: str, code: int) -> None:
+    print(f"specbench: {sentence}", file=sys.stderr)
+    sys.exit(code)

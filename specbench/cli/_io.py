@@ -1,0 +1,72 @@
+"""What every command shares: one JSON document on stdout, everything else on stderr, plain aligned tables."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from specbench.errors import SpecbenchError
+
+
+def emit(document: Any) -> None:
+    """Print one JSON document on stdout. NaN and infinity become null."""
+    import orjson
+
+    sys.stdout.write(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode() + "\n")
+
+
+def note(text: str) -> None:
+    """Say something to the person, on stderr."""
+    print(text, file=sys.stderr)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Plain text table: first column left, the others right."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = []
+    for row in [header, *rows]:
+        cells = [
+            text.ljust(width) if i == 0 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def duration_s(text: str, flag: str) -> float:
+    """Seconds from `90`, `90s`, `20m` or `1.5h`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if not match or float(match[1]) <= 0:
+        raise SpecbenchError(f"{flag}: {text!r} is not a time; write it like 90s, 20m or 1.5h.")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def clock(seconds: float) -> str:
+    """`3m 05s`, as people read it."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 60}m {whole % 60:02d}s" if whole >= 60 else f"{whole}s"
+
+
+class ProgressLine:
+    """Progress on stderr: one rewritten line on a terminal, a line per cell elsewhere."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+
+    def __call__(self, progress: Any) -> None:
+        """Show where the run stands (`runners.run.Progress`)."""
+        left = f" · about {clock(progress.left_s)} left" if progress.left_s is not None else ""
+        line = f"[{progress.done + 1}/{progress.total}] {progress.label}{left}"
+        if self._live:
+            print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Leave the terminal on a fresh line."""
+        if self._live:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,213 @@
+"""`specbench run`: measure a plan, or two servers given by their URLs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from runners.run import Runner
+    from specbench.plan import Plan
+
+
+def run(
+    plan_file: Annotated[
+        Path | None, typer.Argument(metavar="[PLAN.toml]", help="The plan; see examples/.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the run is written (default: runs/NAME).")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Finish a run that was cut off; finished blocks stay.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print cells, commands, time and detectable effect.")
+    ] = False,
+    budget: Annotated[
+        str | None, typer.Option(help="Time to spend, such as 20m; decides how many blocks run.")
+    ] = None,
+    blocks: Annotated[int | None, typer.Option(help="Blocks per comparison, instead of the plan's.")] = None,
+    cell: Annotated[str | None, typer.Option(help="Run only this cell, by its id from --dry-run.")] = None,
+    url: Annotated[str | None, typer.Option(help="No plan: a running server with speculation.")] = None,
+    baseline_url: Annotated[
+        str | None, typer.Option(help="No plan: the same server without speculation.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="No plan: a file of prompts (JSONL, ShareGPT, Spec-Bench).")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="No plan: the model name that the servers expect.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="No plan: requests in flight.")] = 1,
+    max_tokens: Annotated[int, typer.Option(help="No plan: output tokens per request at most.")] = 128,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Measure a plan (or two URLs): every method against the baseline, in blocks, with intervals."""
+    from specbench.cli._io import duration_s, emit
+
+    plan = _plan(plan_file, url, baseline_url, prompts, model, concurrency, max_tokens)
+    plan = with_repeat(plan, blocks=blocks, budget_s=duration_s(budget, "--budget") if budget else None)
+    run_dir = out or Path("runs") / plan.name
+    if dry_run:
+        document = _dry_run(plan, run_dir)
+        emit(document) if json_ else print(_dry_text(document))
+        return
+    runner = make_runner(plan, run_dir)
+    if cell:
+        runner.run_cell(cell)
+        emit({"cell_id": cell, "path": str(run_dir / "cells" / cell)}) if json_ else print(
+            run_dir / "cells" / cell
+        )
+        return
+    execute(runner, resume)
+    finish(run_dir, json_)
+
+
+def make_runner(plan: Plan, run_dir: Path) -> Runner:
+    """A runner that shows its progress and knows this machine's client ceiling."""
+    from runners.selftest import ceiling
+
+    from runners.run import Runner
+    from specbench.cli._io import ProgressLine
+
+    return Runner(plan, run_dir, report=ProgressLine(), ceiling=lambda: ceiling(quick=True))
+
+
+def execute(runner: Runner, resume: bool) -> None:
+    """Run to the end, leaving the terminal tidy whatever happens."""
+    try:
+        runner.run(resume)
+    finally:
+        end = getattr(runner.report, "end", None)
+        if end:
+            end()
+
+
+def finish(run_dir: Path, json_: bool, extra: dict[str, Any] | None = None) -> None:
+    """Print the verdict (or the JSON document), write the report, and exit 3 where the measurement is invalid."""
+    import reports
+    from specbench import summary as summarise
+    from specbench.cli._io import emit
+    from specbench.cli.text import summary_text
+    from specbench.errors import EXIT_INVALID
+    from specbench.summary import cells_json
+
+    result = summarise(run_dir)
+    pages = reports.write(result, run_dir)
+    if json_:
+        emit(
+            {
+                "run": result.run,
+                "engine": result.engine,
+                "engine_version": result.engine_version,
+                "model": result.model,
+                "model_sha256": result.model_sha256,
+                "verdict": result.verdict,
+                "ok": result.ok,
+                "cells": cells_json(result),
+                "validity": [note.model_dump() for note in result.validity],
+                "report": str(pages["html"]),
+            }
+            | (extra or {})
+        )
+    else:
+        print(summary_text(result))
+        print(f"\nReport: {pages['html']}")
+    if not result.ok:
+        raise typer.Exit(EXIT_INVALID)
+
+
+def with_repeat(plan: Plan, **changes: Any) -> Plan:
+    """The plan with flags put over its `[repeat]` table."""
+    from specbench.plan import check_plan
+
+    given = {name: value for name, value in changes.items() if value is not None}
+    raw = plan.model_dump(mode="json", by_alias=True, exclude_none=True)
+    raw["repeat"] = raw["repeat"] | given
+    return check_plan(raw, "--blocks/--budget") if given else plan
+
+
+def _plan(
+    plan_file: Path | None,
+    url: str | None,
+    baseline_url: str | None,
+    prompts: Path | None,
+    model: str | None,
+    concurrency: int,
+    max_tokens: int,
+) -> Plan:
+    from specbench.errors import SpecbenchError
+    from specbench.plan import check_plan, read_plan
+
+    if plan_file is not None:
+        if url or baseline_url or prompts:
+            raise SpecbenchError("run: give a plan or --url with --baseline-url, not both.")
+        return read_plan(plan_file)
+    if not (url and baseline_url):
+        raise SpecbenchError("run: give a plan file, or --url and --baseline-url for two running servers.")
+    raw = {
+        "name": "two-urls",
+        "model": model or "served",
+        "workload": {"max_tokens": max_tokens}
+        | ({"file": str(prompts)} if prompts else {"prompts_per_category": 2}),
+        "load": {"concurrency": [concurrency]},
+        "repeat": {"restart": "never"},
+        "engine": [{"name": "openai", "url": url, "baseline_url": baseline_url}],
+        "method": [{"name": "none", "baseline": True}, {"name": "as-served"}],
+    }
+    return check_plan(raw, "run")
+
+
+def _dry_run(plan: Plan, run_dir: Path) -> dict[str, Any]:
+    from runners.run import Runner
+    from specbench.cli.estimate import detectable_effect, run_seconds
+
+    runner = Runner(plan, run_dir)
+    jobs = list(runner.all_jobs())
+    seconds, basis = run_seconds(runner, jobs)
+    return {
+        "run": plan.name,
+        "out": str(run_dir),
+        "cells": [
+            {
+                "cell_id": job.cell_id,
+                "block": job.block,
+                "position": job.position,
+                "method": job.arm.config.method.label,
+                "concurrency": job.arm.config.concurrency,
+                "command": list(job.launch.argv) or [f"attach to {job.arm.config.engine.url}"],
+            }
+            for job in jobs
+        ],
+        "requests_per_cell": sum(len(prompt.turns) for prompt in runner.split.prompts),
+        "estimated_s": seconds,
+        "estimate_basis": basis,
+        "budget_s": plan.repeat.budget_s,
+        "detectable_effect": detectable_effect(plan.repeat.blocks),
+    }
+
+
+def _dry_text(document: dict[str, Any]) -> str:
+    import shlex
+
+    from specbench.cli._io import clock, table
+
+    rows = [
+        [c["cell_id"], str(c["block"] + 1), str(c["position"]), str(c["concurrency"]), c["method"]]
+        for c in document["cells"]
+    ]
+    commands = {c["method"]: shlex.join(c["command"]) for c in document["cells"]}
+    effect = document["detectable_effect"]
+    lines = [
+        table(["cell", "block", "position", "concurrency", "method"], rows),
+        "",
+        *(f"{method}:\n  {command}" for method, command in commands.items()),
+        "",
+        f"{len(rows)} runs of {document['requests_per_cell']} requests, about {clock(document['estimated_s'])} "
+        f"({document['estimate_basis']}).",
+        f"With this many blocks a change of {effect['effect']:.1%} in TPOT can be told from noise "
+        f"(80 % power, pair noise {effect['pair_noise']:.0%}).",
+    ]
+    if document["budget_s"] is not None:
+        lines.append(f"The budget of {clock(document['budget_s'])} may end the run after fewer blocks.")
+    return "\n".join(lines)

@@ -1,0 +1,51 @@
+"""A summary as plain text for the terminal: verdict, one row per arm, findings. Formats only."""
+
+from __future__ import annotations
+
+from specbench.cli._io import table
+from specbench.summary import Arm, Ratio, Summary
+
+
+def summary_text(summary: Summary) -> str:
+    """The whole answer: the sentence, the tables (pinned acceptance apart), why, and what to doubt."""
+    parts = [summary.verdict]
+    for title, pinned in (("", False), ("Pinned acceptance (text invalid by design)", True)):
+        arms = [arm for arm in summary.arms if arm.pinned == pinned or (pinned and arm.baseline)]
+        if any(arm.pinned == pinned for arm in arms):
+            parts.append((f"{title}\n" if title else "") + _arms(arms))
+    if summary.explanations:
+        parts.append("\n".join(f"  {line}" for line in summary.explanations))
+    if summary.validity:
+        parts.append("\n".join(f"{note.severity}: {note.code}: {note.advice}" for note in summary.validity))
+    return "\n\n".join(parts)
+
+
+def _arms(arms: list[Arm]) -> str:
+    header = ["method", "conc.", "TPOT ms", "tok/s", "speedup", "interval", "AL", "coverage", "equal"]
+    return table(header, [_row(arm) for arm in arms])
+
+
+def _row(arm: Arm) -> list[str]:
+    return [
+        arm.label,
+        str(arm.concurrency),
+        _number(arm.metrics.get("tpot_s"), 1e3, 2),
+        _number(arm.metrics.get("output_tps"), 1, 1),
+        "baseline" if arm.baseline else _ratio(arm.speedup),
+        _interval(arm.speedup),
+        _number(arm.metrics.get("al_all"), 1, 2),
+        _number(arm.metrics.get("coverage"), 1, 2),
+        _number(arm.equality.exact_share if arm.equality else None, 1, 2),
+    ]
+
+
+def _ratio(ratio: Ratio | None) -> str:
+    return f"{ratio.estimate:.2f}×" if ratio else "–"
+
+
+def _interval(ratio: Ratio | None) -> str:
+    return f"[{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "–"
+
+
+def _number(value: float | None, scale: float, digits: int) -> str:
+    return "–" if value is None else f"{value * scale:.{digits}f}"

@@ -1,0 +1,140 @@
+"""From cells to answers: what each arm did, what it gained over the baseline, and whether to believe it.
+
+One pass over a run's tables gives a `Summary`; the terminal, `--json`, HTML and Markdown all show this record
+and compute nothing of their own. Ratios exist only inside a block (see `stats`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from specbench.cell import Note
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A speedup (baseline TPOT / arm TPOT, so above 1 is faster) with its interval."""
+
+    estimate: float
+    low: float
+    high: float
+    confidence: float
+    blocks: int
+    method: str
+    """How the interval was made: `wilcoxon` (exact signed rank, from 8 blocks) or `welch` (small n)."""
+    t_low: float | None = None
+    t_high: float | None = None
+
+
+@dataclass(frozen=True)
+class Position:
+    """Acceptance at one draft position, counted from 1; shares are 0 to 1."""
+
+    position: int
+    drafts: int
+    marginal: float
+    """P(the first `position` drafted tokens were all accepted) over all drafts."""
+    conditional: float | None
+    """marginal / marginal of the position before."""
+    source: str
+
+
+@dataclass(frozen=True)
+class Equality:
+    """Greedy output against the baseline's, per prompt and block, on the text (or token) sequence."""
+
+    compared: int
+    exact_share: float
+    mean_matching_prefix: float
+    """Mean share of the baseline's characters that match before the first difference (1 where equal)."""
+    first_divergence_median: float | None
+    """Median character index of the first difference among those that differ; None where none does."""
+    self_exact_share: float | None
+    """The baseline against itself within a block: what this engine repeats of its own accord."""
+    self_compared: int
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A metric's values over requests of an arm, with the percentiles that n supports (others None)."""
+
+    n: int
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+    values: tuple[float, ...] = ()
+    """The values themselves, thinned to at most 2,000, for figures."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One category of prompts under one arm."""
+
+    category: str
+    requests: int
+    speedup: Ratio | None
+    tpot_s: float | None
+    al_all: float | None
+    coverage: float | None
+    acceptance_rate: float | None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One method of one comparison: its cells taken together."""
+
+    config_id: str
+    comparison: str
+    engine: str
+    engine_version: str | None
+    model: str
+    method: str
+    label: str
+    k: int | None
+    concurrency: int
+    baseline: bool
+    pinned: bool
+    cells: int
+    blocks: int
+    metrics: dict[str, float | None]
+    """Every metric of the metrics table, over the arm's cells."""
+    reasons: dict[str, str]
+    """Why a metric is null."""
+    speedup: Ratio | None
+    """None for the baseline, and where no block holds both."""
+    speedup_output_tps: float | None
+    """Ratio of summed tokens per second: reported, not decided on."""
+    groups: tuple[Group, ...]
+    positions: tuple[Position, ...]
+    equality: Equality | None
+    tpot_s: Distribution
+    ttft_s: Distribution
+    validity: tuple[Note, ...]
+    """Each code once, the gravest first."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A whole run, ready to show."""
+
+    run: str
+    path: str
+    verdict: str
+    """The answer in one or two sentences."""
+    ok: bool
+    """False where nothing succeeded or a finding of severity `invalid` voids the comparison."""
+    model: str
+    model_sha256: str | None
+    engine: str
+    engine_version: str | None
+    arms: tuple[Arm, ...]
+    validity: tuple[Note, ...]
+    environment: dict[str, Any] = field(default_factory=dict)
+    """Machine, facts, seeds, split: label to value, in display order."""
+    dropped_blocks: int = 0
+    blocks: int = 0
+    explanations: tuple[str, ...] = ()
+    """Why it paid or did not, one sentence a finding, each from numbers in this record."""
