@@ -6,6 +6,7 @@ what a command needs is imported inside it.
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
@@ -50,6 +51,9 @@ def _options(
 
 def main() -> None:
     """Run the command line; every expected error is one sentence on stderr and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without × or … must not end a run
     try:
         app()
     except SpecbenchError as error:

@@ -1,0 +1,64 @@
+"""`specbench models`: what the catalogue holds, and bringing a model to this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Models: what is known, fetching, and where they are.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="Catalogue name, path, or hf:ORG/NAME[@revision][/file.gguf].")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+@app.command("list")
+def list_(json_: Json = False) -> None:
+    """Show the catalogue and what of it is on this machine."""
+    from specbench import models
+    from specbench.cli._io import emit, table
+    from specbench.errors import SpecbenchError
+
+    rows = []
+    for name, entry in models.CATALOGUE.items():
+        try:
+            path: str | None = str(models.resolve(name).path)
+        except SpecbenchError:
+            path = None
+        row = {"name": name, "about": entry.about, "size_bytes": entry.size_bytes, "licence": entry.licence}
+        rows.append(row | {"sha256": entry.sha256, "path": path})
+    if json_:
+        emit(rows)
+        return
+    shown = [
+        [str(row["name"]), str(row["about"]), f"{row['size_bytes'] / 1e6:.0f} MB", str(row["licence"]), str(row["path"] or "not fetched")]
+        for row in rows
+    ]
+    print(table(["name", "what", "size", "licence", "where"], shown))
+
+
+@app.command()
+def fetch(name: Name, json_: Json = False) -> None:
+    """Bring a model to this machine; its hash is checked, and it is fetched once."""
+    from specbench import models
+    from specbench.cli._io import note
+
+    models.fetch(name, note)
+    _show(name, json_)
+
+
+@app.command()
+def path(name: Name, json_: Json = False) -> None:
+    """Say where a model is on this machine."""
+    _show(name, json_)
+
+
+def _show(name: str, json_: bool) -> None:
+    from specbench import models
+    from specbench.cli._io import emit
+
+    found = models.resolve(name)
+    if json_:
+        emit({"name": found.name, "path": str(found.path), "sha256": found.sha256})
+    else:
+        print(found.path)
