@@ -61,6 +61,8 @@ class Request:
     turn: int
     messages: tuple[Mapping[str, str], ...]
     max_tokens: int
+    model: str = ""
+    """The model name that the server expects in a request."""
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
@@ -138,11 +140,17 @@ class Counts:
 class Session(Protocol):
     """A running server (or worker), ready for requests."""
 
-    facts: Facts
-    address: str
-    """Base URL, such as `http://127.0.0.1:8080`."""
-    pids: tuple[int, ...]
-    """The engine's processes on this host; empty where it is remote."""
+    @property
+    def facts(self) -> Facts:
+        """What the config resolved to, with what the server says of itself."""
+
+    @property
+    def address(self) -> str:
+        """Base URL, such as `http://127.0.0.1:8080`."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The engine's processes on this host; empty where it is remote."""
 
     def counters(self) -> Raw:
         """Read the server's counters now."""

@@ -42,7 +42,7 @@ async def _ask(
     logs.mkdir(parents=True, exist_ok=True)
     with engine.start(launch, logs / "history.log") as session:
         async with Client(session.address, connections=1) as client:
-            player = Player(client, engine, config)
+            player = Player(client, engine, config, session.facts)
             await closed_loop(asked, 1, player.play)
     by_number = {sent.request.request: frames.parse(sent.exchange) for sent in player.sent}
     return {

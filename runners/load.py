@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from runners import frames
 from runners.base import Engine, Request, Stream
 from runners.client import Client, Exchange
-from specbench.cell import Config
+from specbench.cell import Config, Facts
 from workloads import Prompt
 
 
@@ -55,8 +55,9 @@ async def closed_loop(
 class Player:
     """Plays conversations turn by turn through one client and keeps what was exchanged."""
 
-    def __init__(self, client: Client, engine: Engine, config: Config) -> None:
+    def __init__(self, client: Client, engine: Engine, config: Config, facts: Facts) -> None:
         self._client, self._engine, self._config = client, engine, config
+        self._model = facts.served_model or config.model
         self.sent: list[Sent] = []
 
     async def play(self, conversation: Conversation) -> None:
@@ -94,6 +95,7 @@ class Player:
             conversation=conversation.index,
             turn=turn,
             messages=tuple(messages),
+            model=self._model,
             max_tokens=min(workload.max_tokens, WARMUP_TOKENS)
             if conversation.warmup
             else workload.max_tokens,

@@ -20,7 +20,7 @@ from runners import frames
 from runners.base import Counts, Engine, Launch, Raw, RequestCounts, Session, Stream
 from runners.client import Client
 from runners.load import Conversation, Player, Sent, closed_loop
-from specbench import host, metrics, validity
+from specbench import host, metrics, trace, validity
 from specbench.cell import CellRecord, ClientUse, Facts, HostBusy, Machine
 from specbench.plan import Arm
 
@@ -87,6 +87,13 @@ def measure(
     parse_cpu_s = time.process_time() - cpu_start
     measured = [i for i, sent in enumerate(window.sent) if not sent.request.warmup]
     counts = engine.counts([streams[i] for i in measured], window.before, window.after)
+    # An adapter numbers the streams it was given; the trace names requests.
+    numbers = [window.sent[i].request.request for i in measured]
+    table = tuple(
+        row if row.request is None else row.model_copy(update={"request": numbers[row.request]})
+        for row in counts.table
+    )
+    counts = replace(counts, table=table)
     per_stream = dict(zip(measured, counts.requests, strict=True))
     rows = [
         _row(sent, streams[i], per_stream.get(i, RequestCounts()), window.start_ns)
@@ -133,7 +140,7 @@ async def _drive(
     config = job.arm.config
     start_ns, wall = time.monotonic_ns(), datetime.now(UTC).isoformat(timespec="milliseconds")
     async with Client(session.address, connections=config.concurrency, timeout_s=around.timeout_s) as client:
-        player = Player(client, engine, config)
+        player = Player(client, engine, config, session.facts)
         await closed_loop(warm, config.concurrency, player.play)
         before = await asyncio.to_thread(session.counters)
         busy = host.Busy()
@@ -187,7 +194,7 @@ def _judged(
     record: CellRecord, rows: list[dict[str, Any]], texts: list[dict[str, Any]], counts: Counts
 ) -> CellRecord:
     """The record with its metrics and what there is to say about their validity."""
-    table = metrics.request_table(rows)
+    table = trace.request_table(rows)
     values, reasons = metrics.compute(metrics.CellView.of(record, table))
     record = record.model_copy(update={"metrics": values, "reasons": reasons})
     notes = validity.check_cell(record, table, texts, counter_reset=counts.counter_reset)
@@ -258,8 +265,3 @@ def _output_hash(stream: Stream) -> str | None:
     if stream.status == "failed":
         return None
     return hashlib.sha256(f"{stream.reasoning}\0{stream.text}".encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def with_facts(job: Job, **facts: Any) -> Job:
-    """The job with more facts in its launch."""
-    return replace(job, launch=replace(job.launch, facts=job.launch.facts.model_copy(update=facts)))

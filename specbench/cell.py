@@ -111,6 +111,8 @@ class Facts(Record):
     threads: int | None = None
     precision: str | None = None
     model_path: str | None = None
+    served_model: str | None = None
+    """The name that requests must carry, where a running server says so."""
     model_sha256: str | None = None
     draft_sha256: str | None = None
     template_sha256: str | None = None

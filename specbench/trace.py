@@ -195,6 +195,12 @@ def index_row(record: CellRecord) -> dict[str, Any]:
     } | {f"metric.{name}": value for name, value in record.metrics.items()}
 
 
+def request_table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Rows as the table that reading them back would give."""
+    table: pd.DataFrame = pa.Table.from_pylist(list(rows), schema=REQUEST_SCHEMA).to_pandas()
+    return table
+
+
 def _parquet_bytes(rows: Sequence[dict[str, Any]]) -> bytes:
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(list(rows), schema=REQUEST_SCHEMA), buffer, compression="zstd")

@@ -15,31 +15,32 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 @app.command("list")
 def list_(json_: Json = False) -> None:
     """Show the catalogue and what of it is on this machine."""
+    from dataclasses import asdict
+
     from specbench import models
     from specbench.cli._io import emit, table
     from specbench.errors import SpecbenchError
 
-    rows = []
-    for name, entry in models.CATALOGUE.items():
+    where: dict[str, str | None] = {}
+    for name in models.CATALOGUE:
         try:
-            path: str | None = str(models.resolve(name).path)
+            where[name] = str(models.resolve(name).path)
         except SpecbenchError:
-            path = None
-        row = {"name": name, "about": entry.about, "size_bytes": entry.size_bytes, "licence": entry.licence}
-        rows.append(row | {"sha256": entry.sha256, "path": path})
+            where[name] = None
+    known = models.CATALOGUE.items()
     if json_:
-        emit(rows)
+        emit([{"name": name, "path": where[name]} | asdict(entry) for name, entry in known])
         return
-    shown = [
-        [str(row["name"]), str(row["about"]), f"{row['size_bytes'] / 1e6:.0f} MB", str(row["licence"]), str(row["path"] or "not fetched")]
-        for row in rows
+    rows = [
+        [name, entry.about, f"{entry.size_bytes / 1e6:.0f} MB", entry.licence, where[name] or "not fetched"]
+        for name, entry in known
     ]
-    print(table(["name", "what", "size", "licence", "where"], shown))
+    print(table(["name", "what", "size", "licence", "where"], rows))
 
 
 @app.command()
 def fetch(name: Name, json_: Json = False) -> None:
-    """Bring a model to this machine; its hash is checked, and it is fetched once."""
+    """Bring a model to this machine, once, and check its hash."""
     from specbench import models
     from specbench.cli._io import note
 

@@ -1,0 +1,231 @@
+"""What this client can time on this machine, measured against the loopback server in a process of its own.
+
+Two loads. *Draining*: 64 streams of one-token chunks written as fast as the socket takes them, which finds
+the most frames one client core can keep and parse. *Paced*: 128 streams of 50 frames a second, where nearly
+every frame costs a wake-up, which is what a real engine does to a client. Both count all of the client's CPU:
+connecting, sending, reading, and parsing until the per-frame lists exist. The unit is frames per client
+CPU-second, so a busy host hardly moves it; the seconds on the clock would.
+
+The stamp error is the client's time of a frame minus the server's time of its write, on one clock.
+Boundary: measures and remembers; judging a run against the ceiling is `specbench.validity`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import platform
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from runners import frames
+from runners.base import Stream
+from runners.client import Client, Exchange
+from runners.loopback import command
+from runners.server import serve
+from specbench.errors import SpecbenchError
+
+PATH = "/v1/chat/completions"
+DRAIN_STREAMS, DRAIN_TOKENS = 64, 256
+PACED_STREAMS, PACED_FRAMES_PER_S = 128, 50
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """What the client reached. Rates are per second of client CPU time, parsing included; times in seconds."""
+
+    frames_per_cpu_s: float
+    frames_per_cpu_s_paced: float
+    reads_per_cpu_s: float
+    stamp_error_p50_s: float
+    stamp_error_p99_s: float
+    server_lateness_p99_s: float
+    frames: int
+    frames_paced: int
+    duration_s: float
+    python: str
+    uvloop: str | None
+    cores: int
+
+
+@dataclass(frozen=True)
+class _Load:
+    """One load as the client saw it."""
+
+    streams: list[Stream]
+    reads: int
+    cpu_s: float
+    stamps: dict[str, list[tuple[int, int]]]
+
+    @property
+    def frames(self) -> int:
+        return sum(len(stream.frame_ns) for stream in self.streams)
+
+
+def run_selftest(quick: bool = False) -> SelfTest:
+    """Measure this machine's client; about 7 s, or 1 s with `quick`.
+
+    Raises SpecbenchError where the loopback server cannot be started or a reply was wrong.
+    """
+    started = time.monotonic()
+    seconds = 0.5 if quick else 3.0
+    drained = _load(
+        {"style": "vllm", "step_ms": 0, "prefill_ms": 0}, DRAIN_STREAMS, 2 if quick else 10, DRAIN_TOKENS
+    )
+    step_ms = 1e3 / PACED_FRAMES_PER_S
+    script = {"style": "vllm", "step_ms": step_ms, "prefill_ms": 50, "stamps": True}
+    paced = _load(script, PACED_STREAMS, 1, int(seconds * PACED_FRAMES_PER_S))
+    error_s, lateness_s = _stamp_errors(paced)
+    return SelfTest(
+        frames_per_cpu_s=drained.frames / drained.cpu_s,
+        frames_per_cpu_s_paced=paced.frames / paced.cpu_s,
+        reads_per_cpu_s=drained.reads / drained.cpu_s,
+        stamp_error_p50_s=float(np.quantile(error_s, 0.5)),
+        stamp_error_p99_s=float(np.quantile(error_s, 0.99)),
+        server_lateness_p99_s=float(np.quantile(lateness_s, 0.99)),
+        frames=drained.frames,
+        frames_paced=paced.frames,
+        duration_s=time.monotonic() - started,
+        python=platform.python_version(),
+        uvloop=_uvloop_version(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+    )
+
+
+def _load(script: dict[str, Any], streams: int, rounds: int, tokens: int) -> _Load:
+    """Drive one server with `streams` requests in flight, `rounds` times, and parse every reply."""
+    argv, env = command(script)
+    with (
+        tempfile.TemporaryDirectory(prefix="specbench-selftest-") as folder,
+        serve(argv, env, Path(folder) / "server.log") as server,
+    ):
+        load = _timed(server.address, streams, rounds, tokens)
+        stamps = _get_stamps(server.address) if script.get("stamps") else {}
+    wrong = [stream for stream in load.streams if stream.output_tokens != tokens or stream.status == "failed"]
+    if wrong:
+        raise SpecbenchError(
+            f"selftest: {len(wrong)} of {len(load.streams)} replies were wrong ({wrong[0].error})."
+        )
+    return _Load(load.streams, load.reads, load.cpu_s, stamps)
+
+
+def _timed(address: str, streams: int, rounds: int, tokens: int) -> _Load:
+    gc.collect()
+    gc.disable()  # as in a measured window
+    before = time.process_time()
+    try:
+        exchanges = _run(_drive(address, streams, rounds, tokens))
+    finally:
+        gc.enable()
+    parsed = [frames.parse(exchange) for exchange in exchanges]
+    cpu_s = time.process_time() - before
+    return _Load(parsed, sum(len(exchange.reads) for exchange in exchanges), cpu_s, {})
+
+
+async def _drive(address: str, streams: int, rounds: int, tokens: int) -> list[Exchange]:
+    """The exchanges, stream by stream."""
+    kept: list[list[Exchange]] = [[] for _ in range(streams)]
+
+    async def worker(number: int, client: Client) -> None:
+        ask: dict[str, Any] = {"max_tokens": tokens, "messages": [{"role": "user", "content": "go"}]}
+        if rounds == 1:
+            ask["user"] = str(number)  # finds the server's stamps again
+        for _ in range(rounds):
+            kept[number].append(await client.post(PATH, orjson.dumps(ask)))
+
+    async with Client(address, connections=streams) as client, asyncio.TaskGroup() as group:
+        for number in range(streams):
+            group.create_task(worker(number, client))
+    return [exchange for exchanges in kept for exchange in exchanges]
+
+
+def _run(work: Coroutine[Any, Any, list[Exchange]]) -> list[Exchange]:
+    if _uvloop_version() is None:
+        return asyncio.run(work)
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+def _uvloop_version() -> str | None:
+    try:
+        return metadata.version("uvloop")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+# --- stamps -----------------------------------------------------------------------------------------------
+
+
+def _get_stamps(address: str) -> dict[str, list[tuple[int, int]]]:
+    with urllib.request.urlopen(f"{address}/stamps", timeout=30) as reply:
+        stamps: dict[str, list[tuple[int, int]]] = orjson.loads(reply.read())
+    return stamps
+
+
+def _stamp_errors(load: _Load) -> tuple[Sequence[float], Sequence[float]]:
+    """Seconds from the server's write to the client's stamp, and from due to written, of every frame."""
+    errors: list[float] = []
+    lateness: list[float] = []
+    for number, stream in enumerate(load.streams):
+        for (due_ns, wrote_ns), seen_ns in zip(load.stamps[str(number)], stream.frame_ns, strict=True):
+            errors.append((seen_ns - wrote_ns) / 1e9)
+            lateness.append((wrote_ns - due_ns) / 1e9)
+    return errors, lateness
+
+
+# --- the remembered ceiling -------------------------------------------------------------------------------
+
+
+def cached_ceiling() -> float | None:
+    """Frames per client CPU-second found since this machine booted with this Python; None where never."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        kept = orjson.loads(_cache_path().read_bytes())
+        if kept["key"] == _cache_key():
+            return float(kept["selftest"]["frames_per_cpu_s"])
+    return None
+
+
+def ceiling(quick: bool = True) -> float | None:
+    """The remembered ceiling, else one measured now (about a second); None where that is impossible."""
+    found = cached_ceiling()
+    if found is None:
+        with suppress(SpecbenchError, OSError):
+            result = run_selftest(quick)
+            remember(result)
+            found = result.frames_per_cpu_s
+    return found
+
+
+def remember(result: SelfTest) -> None:
+    """Keep a result for `cached_ceiling`; a cache that cannot be written is no error."""
+    path = _cache_path()
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(orjson.dumps({"key": _cache_key(), "selftest": asdict(result)}))
+        part.replace(path)
+
+
+def _cache_path() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "specbench" / "ceiling.json"
+
+
+def _cache_key() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    booted = boot.read_text().strip() if boot.exists() else platform.node()
+    return f"{booted} {platform.python_version()} {sys.executable}"
