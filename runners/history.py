@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 
 from runners import frames
-from runners.base import Engine, Launch
+from runners.base import Engine, Launch, Stream
 from runners.client import Client
 from runners.load import Conversation, Player, closed_loop, conversations
 from runners.measure import run_async
@@ -50,7 +50,7 @@ async def _ask(
     }
 
 
-def _text(by_number: dict[int, frames.Stream], conversation: Conversation, turn: int) -> str:
+def _text(by_number: dict[int, Stream], conversation: Conversation, turn: int) -> str:
     stream = by_number.get(conversation.first_request + turn)
     if stream is None or stream.status == "failed":
         why = stream.error if stream is not None else "an earlier turn failed"

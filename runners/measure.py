@@ -46,6 +46,7 @@ class Surroundings:
     session_id: str
     machine: Machine
     ceiling_frames_per_cpu_s: float | None
+    history_sha256: str | None = None
     timeout_s: float = 600.0
 
 
@@ -115,8 +116,10 @@ def measure(
         ceiling_frames_per_cpu_s=around.ceiling_frames_per_cpu_s,
         frames_per_s=frame_count / window.window_s if window.window_s > 0 else None,
     )
-    record = _record(job, session.facts, window, client, counts, around)
-    return Measured(_judged(record, rows, texts, counts), rows, texts)
+    facts = session.facts.model_copy(update={"history_sha256": around.history_sha256})
+    record = _record(job, facts, window, client, counts, around)
+    prompts = [turn for conversation in played for turn in conversation.prompt.turns]
+    return Measured(_judged(record, rows, texts, counts, prompts), rows, texts)
 
 
 def run_async(work: Any) -> Any:
@@ -191,13 +194,17 @@ def _record(
 
 
 def _judged(
-    record: CellRecord, rows: list[dict[str, Any]], texts: list[dict[str, Any]], counts: Counts
+    record: CellRecord,
+    rows: list[dict[str, Any]],
+    texts: list[dict[str, Any]],
+    counts: Counts,
+    prompts: list[str],
 ) -> CellRecord:
     """The record with its metrics and what there is to say about their validity."""
     table = trace.request_table(rows)
     values, reasons = metrics.compute(metrics.CellView.of(record, table))
     record = record.model_copy(update={"metrics": values, "reasons": reasons})
-    notes = validity.check_cell(record, table, texts, counter_reset=counts.counter_reset)
+    notes = validity.check_cell(record, table, texts, counter_reset=counts.counter_reset, prompts=prompts)
     return record.model_copy(update={"validity": notes})
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 import orjson
 
@@ -25,7 +26,7 @@ from specbench import host, trace
 from specbench.cell import digest, make_cell_id
 from specbench.errors import SpecbenchError
 from specbench.plan import Arm, Comparison, Plan
-from workloads import Prompt, Split, load_file, load_split, select
+from workloads import Split, load_file, load_split, select
 
 
 @dataclass(frozen=True)
@@ -101,24 +102,24 @@ class Runner:
 
     def run(self, resume: bool = False) -> None:
         """Run the plan to its end or its budget. Every finished cell is on disk before the next starts."""
-        self._open(resume)
+        self._open("resume" if resume else "new")
         started = time.monotonic()
-        with self._sessions() as sessions:
+        with Sessions(self) as sessions:
             for comparison in self.comparisons:
                 self._run_comparison(comparison, sessions, started)
         trace.write_index(self.run_dir)
 
     def run_cell(self, cell_id: str) -> None:
-        """Run one cell by its id, so that any scheduler can fan a plan out."""
+        """Run one cell by its id, so that any scheduler can fan a plan out; a finished one is left alone."""
         known = {job.cell_id: job for job in self.all_jobs()}
         if cell_id not in known:
             raise SpecbenchError(
                 f"--cell: {cell_id} is not a cell of this plan; `--dry-run` lists the {len(known)} it has."
             )
-        self._open(resume=True)
+        self._open("join")
         if (self.run_dir / "cells" / cell_id).exists():
             return
-        with self._sessions() as sessions:
+        with Sessions(self) as sessions:
             self._run_job(known[cell_id], sessions)
         trace.write_index(self.run_dir)
 
@@ -141,10 +142,8 @@ class Runner:
             trace.write_index(self.run_dir)
 
     def _run_job(self, job: Job, sessions: Sessions) -> None:
-        replies = self._history()
-        played = conversations(
-            self.split.prompts, replies, f"requests/{job.seed}/{job.comparison}/{job.block}"
-        )
+        seed = f"requests/{job.seed}/{job.comparison}/{job.block}"
+        played = conversations(self.split.prompts, self._replies, seed)
         warm = warmups(load_split("warmup").prompts, job.arm.config.concurrency)
         with sessions.get(job) as session:
             measured = measure(job, self.engine(job.arm), session, played, warm, self._around)
@@ -156,41 +155,43 @@ class Runner:
             len(prompt.turns) == 1 for prompt in self.split.prompts
         ):
             return None
-        if self._replies is None:
-            arms = self.comparisons[0].arms
-            arm = next((arm for arm in arms if arm.baseline), arms[0])
-            self._replies = frozen_history(
-                self.run_dir, arm.config, self.engine(arm), self.launch(arm), self.split
-            )
-        return self._replies
+        arms = self.comparisons[0].arms
+        arm = next((arm for arm in arms if arm.baseline), arms[0])
+        return frozen_history(self.run_dir, arm.config, self.engine(arm), self.launch(arm), self.split)
 
-    def _open(self, resume: bool) -> None:
-        manifest = {"schema": self.plan.schema_, "plan": self.plan.model_dump(mode="json", by_alias=True)}
-        manifest["plan_id"] = digest(manifest["plan"])
+    def _open(self, mode: Literal["new", "resume", "join"]) -> None:
+        """Make the run directory, or take up the one that is there; what can be refused is refused first."""
+        plan = self.plan.model_dump(mode="json", by_alias=True)
+        manifest = {"schema": self.plan.schema_, "plan_id": digest(plan), "plan": plan}
         path = self.run_dir / "run.json"
         if path.exists():
-            kept = orjson.loads(path.read_bytes())
-            if not resume:
-                raise SpecbenchError(
-                    f"{self.run_dir}: already holds a run; add --resume to finish it or --out for another place."
-                )
-            if kept.get("plan_id") != manifest["plan_id"]:
-                raise SpecbenchError(
-                    f"{self.run_dir}: holds a run of a different plan; give --out another place."
-                )
-            trace.sweep(self.run_dir)
-        elif resume:
+            self._take_up(path, manifest, mode)
+        elif mode == "resume":
             raise SpecbenchError(f"--resume: {self.run_dir} holds no run yet; leave --resume out.")
         for comparison in self.comparisons:
             for arm in comparison.arms:
-                self.launch(arm)  # everything that can be refused is refused before anything is written
-        trace.write_atomic(path, orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
-        self._around = Surroundings(self.session_id, host.machine(), self.ceiling())
+                self.launch(arm)
+        if not path.exists():
+            trace.write_atomic(path, orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
+        self._replies = self._history()
+        history_sha256 = digest(self._replies, 64) if self._replies else None
+        self._around = Surroundings(self.session_id, host.machine(), self.ceiling(), history_sha256)
 
-    @contextmanager
-    def _sessions(self) -> Iterator[Sessions]:
-        with Sessions(self) as sessions:
-            yield sessions
+    def _take_up(self, path: Path, manifest: dict[str, Any], mode: str) -> None:
+        if mode == "new":
+            raise SpecbenchError(
+                f"{self.run_dir}: already holds a run; add --resume to finish it or --out for another place."
+            )
+        try:
+            kept = orjson.loads(path.read_bytes()).get("plan_id")
+        except (orjson.JSONDecodeError, AttributeError):
+            kept = None
+        if kept != manifest["plan_id"]:
+            raise SpecbenchError(
+                f"{self.run_dir}: holds a run of a different plan; give --out another place."
+            )
+        if mode == "resume":  # with `join` another writer may be at work here
+            trace.sweep(self.run_dir)
 
     # --- time ---------------------------------------------------------------------------------------------
 
@@ -268,8 +269,3 @@ def resolve_split(plan: Plan) -> Split:
     return select(
         split, categories=ask.categories, prompts_per_category=ask.prompts_per_category, seed=plan.seed
     )
-
-
-def expected_requests(prompts: tuple[Prompt, ...]) -> int:
-    """Requests that one run of these prompts sends."""
-    return sum(len(prompt.turns) for prompt in prompts)

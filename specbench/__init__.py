@@ -10,20 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specbench.summary import summary
+    from specbench.summarise import summary
     from specbench.trace import load
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "load", "summary"]
 
-_HOMES = {"load": "specbench.trace", "summary": "specbench.summary"}
+# No module may bear a name that is offered here: importing it would bind it over the function.
+_HOMES = {"load": "specbench.trace", "summary": "specbench.summarise"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        # import_module("specbench.summary") also binds the submodule here under the same name, so the
-        # function is set explicitly and wins from then on.
-        value = getattr(import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'specbench' has no attribute {name!r}")

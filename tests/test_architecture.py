@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import specbench
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("specbench", "workloads", "models_roofline", "runners", "reports")
 ALLOWED = {
@@ -76,3 +78,11 @@ def test_help_loads_no_heavy_module(arguments: list[str]) -> None:
     # typer itself checks a command's parameters with pydantic; the top level has none to check.
     assert not loaded & (HEAVY if len(arguments) == 1 else HEAVY - {"pydantic"})
     assert not loaded & {"runners", "reports", "workloads", "models_roofline"}
+
+
+def test_no_module_takes_the_place_of_a_public_name() -> None:
+    """Importing `specbench.x` binds the module as `specbench.x`, over a function that is offered there."""
+    names = {path.stem for path in (ROOT / "specbench").iterdir()}
+    assert not names & set(specbench.__all__)
+    assert callable(specbench.load)
+    assert callable(specbench.summary)

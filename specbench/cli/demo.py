@@ -45,7 +45,7 @@ DEMO_PLAN = {
     "method": [
         {"name": "none", "baseline": True},
         {"name": "ngram-simple", "n": 4, "k": 8},
-        {"name": "ngram-map-k", "n": 4, "k": 8},
+        {"name": "ngram-mod", "n": 4, "k": 8},
     ],
 }
 """Five blocks of three methods, twice each, at concurrency 1; then concurrency 4 as far as the budget goes."""

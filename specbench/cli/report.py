@@ -21,7 +21,7 @@ def report(
     """Write report.html, report.md and report.json for each run; exit 3 where a measurement is invalid."""
     import reports
     from specbench.cli._io import emit, note
-    from specbench.summary import summary
+    from specbench.summarise import summary
     from specbench.trace import load
 
     written = []

@@ -28,6 +28,10 @@ def run(
     ] = None,
     blocks: Annotated[int | None, typer.Option(help="Blocks per comparison, instead of the plan's.")] = None,
     cell: Annotated[str | None, typer.Option(help="Run only this cell, by its id from --dry-run.")] = None,
+    session: Annotated[
+        str | None,
+        typer.Option(help="With --cell: cells of one session, run back to back on one host, compare."),
+    ] = None,
     url: Annotated[str | None, typer.Option(help="No plan: a running server with speculation.")] = None,
     baseline_url: Annotated[
         str | None, typer.Option(help="No plan: the same server without speculation.")
@@ -52,7 +56,7 @@ def run(
         document = _dry_run(plan, run_dir)
         emit(document) if json_ else print(_dry_text(document))
         return
-    runner = make_runner(plan, run_dir)
+    runner = make_runner(plan, run_dir, session)
     if cell:
         runner.run_cell(cell)
         emit({"cell_id": cell, "path": str(run_dir / "cells" / cell)}) if json_ else print(
@@ -63,14 +67,19 @@ def run(
     finish(run_dir, json_)
 
 
-def make_runner(plan: Plan, run_dir: Path) -> Runner:
+def make_runner(plan: Plan, run_dir: Path, session: str | None = None) -> Runner:
     """A runner that shows its progress and knows this machine's client ceiling."""
-    from runners.selftest import ceiling
-
     from runners.run import Runner
+    from runners.selftest import ceiling
+    from specbench import host
+    from specbench.cell import digest
     from specbench.cli._io import ProgressLine
 
-    return Runner(plan, run_dir, report=ProgressLine(), ceiling=lambda: ceiling(quick=True))
+    runner = Runner(plan, run_dir, report=ProgressLine(), ceiling=lambda: ceiling(quick=True))
+    if session:
+        # The boot is part of it, so one name on two hosts never joins their cells.
+        runner.session_id = digest([session, host.boot_id()])
+    return runner
 
 
 def execute(runner: Runner, resume: bool) -> None:
@@ -86,13 +95,13 @@ def execute(runner: Runner, resume: bool) -> None:
 def finish(run_dir: Path, json_: bool, extra: dict[str, Any] | None = None) -> None:
     """Print the verdict (or the JSON document), write the report, and exit 3 where the measurement is invalid."""
     import reports
-    from specbench import summary as summarise
     from specbench.cli._io import emit
     from specbench.cli.text import summary_text
     from specbench.errors import EXIT_INVALID
-    from specbench.summary import cells_json
+    from specbench.results import cells_json
+    from specbench.summarise import summary
 
-    result = summarise(run_dir)
+    result = summary(run_dir)
     pages = reports.write(result, run_dir)
     if json_:
         emit(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specbench.cli._io import table
-from specbench.summary import Arm, Ratio, Summary
+from specbench.results import Arm, Ratio, Summary
 
 
 def summary_text(summary: Summary) -> str:

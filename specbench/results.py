@@ -1,12 +1,13 @@
-"""From cells to answers: what each arm did, what it gained over the baseline, and whether to believe it.
+"""The answer as records: what each arm did, what it gained over the baseline, and whether to believe it.
 
-One pass over a run's tables gives a `Summary`; the terminal, `--json`, HTML and Markdown all show this record
-and compute nothing of their own. Ratios exist only inside a block (see `stats`).
+`summarise` makes a `Summary` from a run; the terminal, `--json`, HTML and Markdown all show this record and
+compute nothing of their own. Ratios exist only inside a block (see `stats`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from specbench.cell import Note
@@ -138,3 +139,46 @@ class Summary:
     blocks: int = 0
     explanations: tuple[str, ...] = ()
     """Why it paid or did not, one sentence a finding, each from numbers in this record."""
+
+
+# --- as JSON ----------------------------------------------------------------------------------------------
+
+
+def to_dict(value: Any) -> Any:
+    """A summary, or any record in it, as JSON-able values: NaN and infinity become None."""
+    if isinstance(value, Note):
+        return value.model_dump()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_dict(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): to_dict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_dict(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def cells_json(summary: Summary) -> list[dict[str, Any]]:
+    """One flat row per arm, as `--json` of `run` and `demo` prints it."""
+    rows = [
+        {
+            "method": arm.method,
+            "label": arm.label,
+            "k": arm.k,
+            "concurrency": arm.concurrency,
+            "baseline": arm.baseline,
+            "pinned": arm.pinned,
+            "output_tps": arm.metrics.get("output_tps"),
+            "tpot_s": arm.metrics.get("tpot_s"),
+            "speedup": arm.speedup.estimate if arm.speedup else None,
+            "speedup_low": arm.speedup.low if arm.speedup else None,
+            "speedup_high": arm.speedup.high if arm.speedup else None,
+            "al_all": arm.metrics.get("al_all"),
+            "al_drafted": arm.metrics.get("al_drafted"),
+            "coverage": arm.metrics.get("coverage"),
+            "equal_share": arm.equality.exact_share if arm.equality else None,
+            "validity": [note.code for note in arm.validity],
+        }
+        for arm in summary.arms
+    ]
+    plain: list[dict[str, Any]] = to_dict(rows)
+    return plain
