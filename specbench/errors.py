@@ -22,6 +22,12 @@ class InvalidMeasurement(SpecbenchError):
     exit_code = EXIT_INVALID
 
 
+class Interrupted(SpecbenchError):
+    """Ctrl-C during a run: what had finished is kept (exit 130, as shells say it)."""
+
+    exit_code = 130
+
+
 class Unsupported(SpecbenchError):
     """An engine cannot do what a config asks: `field` says what, the message says why."""
 

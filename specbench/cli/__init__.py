@@ -61,8 +61,6 @@ def main() -> None:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}; finished cells are kept.", 2)
-    except KeyboardInterrupt:
-        _fail("interrupted; finished cells are kept, `specbench run PLAN --resume` goes on.", 130)
     except ValueError as error:
         # The libraries below (workloads, models_roofline) have error types of their own.
         if type(error).__module__.split(".")[0] not in ("workloads", "models_roofline"):

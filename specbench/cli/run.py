@@ -84,8 +84,13 @@ def make_runner(plan: Plan, run_dir: Path, session: str | None = None) -> Runner
 
 def execute(runner: Runner, resume: bool) -> None:
     """Run to the end, leaving the terminal tidy whatever happens."""
+    from specbench.errors import Interrupted
+
     try:
         runner.run(resume)
+    except KeyboardInterrupt:
+        where = f"interrupted; finished cells are kept in {runner.run_dir}"
+        raise Interrupted(f"{where}; the same `specbench run` with --resume goes on.") from None
     finally:
         end = getattr(runner.report, "end", None)
         if end:
