@@ -126,7 +126,10 @@ def conversations(
 
 
 def warmups(prompts: Sequence[Prompt], concurrency: int) -> list[Conversation]:
-    """Warm-up conversations: enough to fill the concurrency, at least two (one copies, one writes freely)."""
+    """Warm-up conversations: enough to fill the concurrency, at least two.
+
+    The split alternates prompts that copy, which make an n-gram drafter draft, with open ones.
+    """
     count = max(2, concurrency)
     chosen = [prompts[i % len(prompts)] for i in range(count)]
     return [Conversation(i, 0, prompt, None, warmup=True) for i, prompt in enumerate(chosen)]

@@ -181,15 +181,6 @@ def test_registry_names_the_nearest() -> None:
 # --- the real server --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def model() -> str:
-    pytest.importorskip("xllamacpp")
-    try:
-        return str(models.fetch("smollm2-135m"))
-    except SpecbenchError as error:
-        pytest.skip(f"the small model is not here and cannot be fetched: {error}")
-
-
 @dataclass(frozen=True)
 class Ran:
     """What a few requests left: replies and counts, in the order sent."""

@@ -239,3 +239,40 @@ def test_a_second_run_over_the_first_is_refused(plan: Path, tmp_path: Path) -> N
     assert done.returncode == 2
     assert "--resume" in done.stderr
     assert os.listdir(out) == ["run.json"]
+
+
+LLAMA = PLAN.replace('name = "loopback"', 'name = "llamacpp"').replace(
+    'model = "script"', 'model = "smollm2-135m"'
+)
+LLAMA = (
+    LLAMA.replace("concurrency = 2", "concurrency = 1")
+    .replace("k = 4", "n = 4\nk = 8")
+    .replace("blocks = 4", "blocks = 1")
+)
+
+
+def outputs(out: Path) -> dict[str, list[tuple[int, str, str]]]:
+    """Cell to request, prompt and output hash: what must repeat on a real engine at concurrency 1."""
+    rows = specbench.load(out).requests
+    kept = ["request", "prompt_sha256", "output_sha256"]
+    return {
+        str(cell): sorted(group[kept].itertuples(index=False, name=None))
+        for cell, group in rows.groupby("cell_id")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_kill_on_llama_cpp_then_resume(model: str, tmp_path: Path) -> None:
+    plan, calm, killed = tmp_path / "llama.toml", tmp_path / "calm", tmp_path / "killed"
+    plan.write_text(LLAMA.replace("smollm2-135m", model))
+    finish(plan, calm)
+    process = start(command(plan, killed))
+    while len(trace.cell_dirs(killed)) < 2 and process.poll() is None:
+        time.sleep(0.02)
+    time.sleep(0.7)  # into the third run of the first block: the server is up, requests are in flight
+    kill(process)
+    finish(plan, killed)
+    assert outputs(killed) == outputs(calm)
+    assert len(outputs(calm)) == 4
+    assert list((killed / "superseded").iterdir())

@@ -12,13 +12,13 @@ def demo(
     out: Annotated[
         Path, typer.Option(help="Where the run is written; an earlier one there is kept as OUT.1, OUT.2 …")
     ] = Path("runs/demo"),
-    budget: Annotated[str, typer.Option(help="Time for measuring; fewer or more blocks fit.")] = "4m",
+    budget: Annotated[str, typer.Option(help="Time for measuring; fewer or more blocks fit.")] = "270s",
     json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Measure speculative against plain decoding of a small model on this machine and write the report."""
     import time
 
-    from specbench.cli._io import duration_s, note
+    from specbench.cli._io import clock, duration_s, note
     from specbench.cli.run import execute, finish, make_runner, with_repeat
     from specbench.models import fetch
     from specbench.plan import check_plan
@@ -28,7 +28,7 @@ def demo(
     plan = with_repeat(check_plan(DEMO_PLAN, "demo"), budget_s=budget_s)
     fetch(plan.model)
     _set_aside(out)
-    note(f"Measuring {plan.model} with llama.cpp on this CPU for about {budget} …")
+    note(f"Measuring {plan.model} with llama.cpp on this CPU for up to {clock(budget_s)} …")
     execute(make_runner(plan, out), resume=False)
     finish(out, json_, {"seconds": round(time.monotonic() - started, 1)})
 
@@ -40,7 +40,7 @@ DEMO_PLAN = {
     "model": "smollm2-135m",
     "workload": {"split": "demo", "max_tokens": 64},
     "load": {"concurrency": [1, 4]},
-    "repeat": {"blocks": 5, "restart": "run", "budget_s": 240},
+    "repeat": {"blocks": 5, "restart": "run", "budget_s": 270},
     "engine": [{"name": "llamacpp", "args": {"threads": "cores-1"}}],
     "method": [
         {"name": "none", "baseline": True},
