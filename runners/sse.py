@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 import httptools
@@ -38,11 +39,11 @@ class Message:
 
     def times(self, reads: Sequence[Read], ends: list[int]) -> list[int]:
         """For each end offset in the body, the time of the read that brought the byte before it."""
-        length_after_part = np.fromiter(accumulate(map(len, self.parts), initial=0), np.int64)
-        length_after_read = length_after_part[self.parts_by_read]
-        index = np.searchsorted(length_after_read, np.asarray(ends, np.int64))
-        stamps = np.fromiter((t for t, _ in reads), np.int64, len(reads))
-        times: list[int] = stamps[index].tolist()
+        length_after_part = np.zeros(len(self.parts) + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, self.parts), np.int64, len(self.parts)), out=length_after_part[1:])
+        length_after_read = length_after_part[np.array(self.parts_by_read, np.int64)]
+        stamps = np.fromiter(map(itemgetter(0), reads), np.int64, len(reads))
+        times: list[int] = stamps[np.searchsorted(length_after_read, np.array(ends, np.int64))].tolist()
         return times
 
 

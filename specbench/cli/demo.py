@@ -12,7 +12,7 @@ def demo(
     out: Annotated[
         Path, typer.Option(help="Where the run is written; an earlier one there is kept as OUT.1, OUT.2 …")
     ] = Path("runs/demo"),
-    budget: Annotated[str, typer.Option(help="Time for measuring; fewer or more blocks fit.")] = "270s",
+    budget: Annotated[str, typer.Option(help="Time for measuring; fewer or more blocks fit.")] = "280s",
     json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Measure speculative against plain decoding of a small model on this machine and write the report."""
@@ -40,7 +40,7 @@ DEMO_PLAN = {
     "model": "smollm2-135m",
     "workload": {"split": "demo", "max_tokens": 64},
     "load": {"concurrency": [1, 4]},
-    "repeat": {"blocks": 5, "restart": "run", "budget_s": 270},
+    "repeat": {"blocks": 5, "restart": "run", "budget_s": 280},
     "engine": [{"name": "llamacpp", "args": {"threads": "cores-1"}}],
     "method": [
         {"name": "none", "baseline": True},
