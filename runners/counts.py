@@ -41,6 +41,8 @@ class _Reading:
         if not timings or not isinstance(timings.get("predicted_n"), int):
             return None
         drafted, accepted = timings.get("draft_n") or 0, timings.get("draft_n_accepted") or 0
+        if type(drafted) is not int or type(accepted) is not int:
+            return None
         return cls(timings["predicted_n"], drafted, accepted, float(timings.get("predicted_ms") or 0.0))
 
 
@@ -59,17 +61,23 @@ def llama_counts(streams: Sequence[Stream], before: Raw, after: Raw) -> Counts:
     In the table `request` is the index of the stream in `streams`. The server counts each draft it verified,
     also where the reply ended inside it, so its totals may exceed what was emitted.
     """
-    speculating = bool(total(after, SPECULATIVE) or total(after, "llamacpp:spec_decode_num_drafts_total"))
+    says = (total(after, SPECULATIVE), total(after, "llamacpp:spec_decode_num_drafts_total"))
+    speculating = any(says) if says != (None, None) else None
     requests = tuple(_llama_request(stream, speculating) for stream in streams)
     return _cell(requests, spec_delta(before, after, "llamacpp:"), "llama.cpp")
 
 
-def _llama_request(stream: Stream, speculating: bool) -> RequestCounts:
+def _llama_request(stream: Stream, speculating: bool | None) -> RequestCounts:
+    """Where neither server nor reply speaks of drafts (`speculating` None), a step may have emitted any number."""
     timings = stream.tail.get("timings") or {}
     final = _Reading.of(timings)
     if final is None or final.tokens < 1 or stream.status == "failed":
         return RequestCounts()
     known = speculating or "draft_n" in timings
+    if speculating is None and not known:
+        return RequestCounts(
+            server_prefill_ms=timings.get("prompt_ms"), server_decode_ms=timings.get("predicted_ms")
+        )
     found = _llama_steps(stream, final)
     steps = found.steps if found else _derived_steps(stream, final)
     drafts = found.drafts if found and known else None
@@ -147,11 +155,13 @@ def vllm_counts(streams: Sequence[Stream], before: Raw, after: Raw) -> Counts:
     verified beyond the end of a reply; steps are therefore counted from the tokens of each frame.
     """
     window = spec_delta(before, after, "vllm:")
-    requests = tuple(_vllm_request(stream, speculating=window is not None) for stream in streams)
+    is_vllm = any(name.startswith("vllm:") for name in after)
+    speculating = True if window is not None else False if is_vllm else None
+    requests = tuple(_vllm_request(stream, speculating) for stream in streams)
     return _cell(requests, window, "vllm")
 
 
-def _vllm_request(stream: Stream, speculating: bool) -> RequestCounts:
+def _vllm_request(stream: Stream, speculating: bool | None) -> RequestCounts:
     if stream.status == "failed":
         return RequestCounts()
     times = stream.tail.get("metrics") or {}
@@ -186,7 +196,7 @@ def _unshown(stream: Stream) -> int:
 
 
 def _vllm_frame_steps(
-    stream: Stream, histogram: tuple[int, ...] | None, speculating: bool
+    stream: Stream, histogram: tuple[int, ...] | None, speculating: bool | None
 ) -> tuple[int | None, ...] | None:
     """The step of each frame, 0 for prefill's; None where a frame may hold more than one step.
 
@@ -208,11 +218,14 @@ def _vllm_frame_steps(
     return tuple(range(len(shown)))
 
 
-def _one_step_each(tokens: Sequence[int], histogram: tuple[int, ...] | None, speculating: bool) -> bool:
+def _one_step_each(
+    tokens: Sequence[int], histogram: tuple[int, ...] | None, speculating: bool | None
+) -> bool:
     """Whether groups of `tokens` are single steps: each but the last emits its accepted tokens and one more."""
     if histogram is None:
-        # No record of this request. Where a draft may have been accepted, only single tokens are certain.
-        return not speculating or all(count == 1 for count in tokens)
+        # No record of this request. Where a draft may have been accepted, only single tokens are certain, and
+        # of a server that is not known to be vLLM not even those: it may split a step over several frames.
+        return speculating is False or (speculating is True and all(count == 1 for count in tokens))
     left = Counter({length: count for length, count in enumerate(histogram) if length and count})
     left.subtract(count - 1 for count in tokens[:-1] if count > 1)
     cut = [length for length, count in left.items() for _ in range(count)]

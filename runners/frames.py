@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 import re
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, Literal
 
 import orjson
@@ -75,7 +76,9 @@ def _parse(exchange: Exchange) -> Stream:
     try:
         seen = _collect(stream, events, message.times(reads, events.ends))
         _count_tokens(stream, seen)
+        _check_counts(stream)
     except (AttributeError, KeyError, TypeError) as error:
+        stream = Stream(http_status=message.status, done_ns=exchange.end_ns)  # nothing of it can be relied on
         return _fail(stream, "bad_json", f"a record does not have the shape of a completion: {error}")
     _judge(stream, exchange, events, seen)
     return stream
@@ -257,6 +260,24 @@ def _count_tokens(stream: Stream, seen: _Seen) -> None:
     _add_finish_frame(stream, seen)
     stream.reasoning_tokens = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
     _count_prompt(stream, usage, timings, last)
+
+
+def _check_counts(stream: Stream) -> None:
+    """Raise TypeError for a count that no server can mean: not a whole number, negative, or beyond 32 bits."""
+    timings = stream.tail.get("timings") or {}
+    names = ("prompt_tokens", "cached_tokens", "output_tokens", "first_frame_tokens", "reasoning_tokens")
+    counts = {name: getattr(stream, name) for name in names} | {
+        name: timings.get(name) for name in ("predicted_n", "draft_n", "draft_n_accepted")
+    }
+    if wrong := set(map(type, stream.frame_tokens)) - {int, NoneType}:
+        raise TypeError(f"a count of tokens is a {wrong.pop().__name__}")
+    counts["frame_tokens"] = max((n for n in stream.frame_tokens if n), default=0)
+    for name, count in counts.items():
+        if count is not None and (type(count) is not int or not 0 <= count < 2**31):
+            raise TypeError(f"{name} is {count!r}")
+    for name in ("prompt_ms", "predicted_ms"):
+        if not isinstance(timings.get(name) or 0, int | float):
+            raise TypeError(f"{name} is {timings[name]!r}")
 
 
 def _add_finish_frame(stream: Stream, seen: _Seen) -> None:

@@ -16,7 +16,7 @@ from runners.client import Client
 from runners.load import Conversation, Player, closed_loop, conversations
 from runners.measure import run_async
 from specbench.cell import Config
-from specbench.errors import InvalidMeasurement
+from specbench.errors import InvalidMeasurement, SpecbenchError
 from specbench.trace import write_atomic
 from workloads import Split
 
@@ -31,7 +31,21 @@ def frozen_history(
             _ask(run_dir, config.model_copy(update={"concurrency": 1}), engine, launch, split)
         )
         write_atomic(path, orjson.dumps(replies, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS))
-    return {prompt_id: tuple(texts) for prompt_id, texts in orjson.loads(path.read_bytes()).items()}
+    return _read(path, split)
+
+
+def _read(path: Path, split: Split) -> dict[str, tuple[str, ...]]:
+    """The stored transcript. Raises SpecbenchError where it lacks a turn, since a cell would then replay another."""
+    try:
+        kept = {prompt_id: tuple(texts) for prompt_id, texts in orjson.loads(path.read_bytes()).items()}
+        whole = all(len(kept[p.id]) == len(p.turns) - 1 for p in split.prompts if len(p.turns) > 1)
+    except (ValueError, AttributeError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise SpecbenchError(
+            f"{path}: damaged, so the finished cells cannot be gone on with; restore it, or give --out another place."
+        )
+    return kept
 
 
 async def _ask(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import Any, Literal
 import httpx
 import orjson
 
-from runners import counters
+from runners import counters, gguf
 from runners.base import Availability, Counts, Launch, Raw, Request, Stream, Where
 from runners.counts import SPECULATIVE, llama_counts
 from runners.server import ServerProcess, last_line, serve
@@ -32,6 +33,8 @@ from specbench.models import ModelFile, resolve
 CHILD = Path(__file__).with_name("llama_cpp_child.py")
 INSTALL = "Install it with `pip install xllamacpp`, or name an interpreter that has it in engine.python."
 CONTEXT_TOKENS = 4096
+MOST = 2**21
+"""Of slots, threads or context tokens: beyond it llama.cpp's own sums overflow."""
 _TIMEOUT_S = 30.0
 
 Scalar = int | float | str | bool
@@ -145,6 +148,9 @@ class LlamaCppEngine:
         if where.url is not None:
             return _probe_url(where.url)
         version = _version(where.python)
+        if where.python is not None and shutil.which(where.python) is None:
+            why = f"engine.python: {where.python} is no program that can be run"
+            return Availability(ok=False, why_not=why, install="Name a Python that has xllamacpp.")
         if version is None:
             place = where.python or "this environment"
             return Availability(ok=False, why_not=f"{place} has no package xllamacpp", install=INSTALL)
@@ -155,11 +161,13 @@ class LlamaCppEngine:
         method, drafter = config.method, _drafter(config.method)
         facts = Facts(engine=self.name, engine_version=version, extra={"method": method.name})
         if config.engine.url is not None:
-            return Launch(
-                argv=(), facts=facts.model_copy(update={"url": config.engine.url}), learns=drafter.learns
-            )
+            if config.engine.args:
+                raise Unsupported("engine.args", "a running server has its own settings; leave args out")
+            extra = facts.extra | {"drafter_learns": drafter.learns}
+            attached = facts.model_copy(update={"url": config.engine.url, "extra": extra})
+            return Launch(argv=(), facts=attached, learns=drafter.learns)
         sizes = _sizes(config)
-        model = resolve(config.model)
+        model = _chat_model(config.model)
         draft = _draft_model(method, drafter)
         files = {"model": model.path} | ({"draft": draft.path} if draft else {})
         python = config.engine.python or sys.executable
@@ -174,6 +182,7 @@ class LlamaCppEngine:
             "model_path": str(model.path),
             "model_sha256": model.sha256,
             "draft_sha256": draft.sha256 if draft else None,
+            "extra": facts.extra | {"weight_bytes": gguf.weight_bytes(model.path)},
         }
         return Launch(argv=argv, files=files, facts=facts.model_copy(update=known), learns=drafter.learns)
 
@@ -335,6 +344,17 @@ def _check_pinned(method: Method, drafter: Drafter) -> None:
         )
 
 
+def _chat_model(name: str) -> ModelFile:
+    """The target's file. Requests are chats, so a model without a chat template is refused."""
+    model = resolve(name)
+    if gguf.has_chat_template(model.path) is False:
+        raise SpecbenchError(
+            f"model: {name} has no chat template, so it is a base model and llama.cpp would guess one; "
+            "name an instruct model."
+        )
+    return model
+
+
 def _draft_model(method: Method, drafter: Drafter) -> ModelFile | None:
     if not drafter.draft:
         if method.draft is not None:
@@ -342,7 +362,10 @@ def _draft_model(method: Method, drafter: Drafter) -> ModelFile | None:
         return None
     if method.draft is None:
         raise Unsupported("method.draft", f"{method.name} needs a draft model; name it as you name model")
-    return resolve(method.draft)
+    try:
+        return resolve(method.draft)
+    except SpecbenchError as error:
+        raise SpecbenchError(str(error).replace("model:", "method.draft:", 1)) from None
 
 
 def _speculation(method: Method, drafter: Drafter, draft: ModelFile | None) -> tuple[str, ...]:
@@ -369,8 +392,9 @@ def _sizes(config: Config) -> dict[str, int]:
 
 def _count(args: Mapping[str, Scalar], name: str, default: int) -> int:
     value = args.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise Unsupported(f"engine.args.{name}", f"must be a whole number of at least 1, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+        why = f"must be a whole number of at least 1 and at most {MOST}, not {value!r}"
+        raise Unsupported(f"engine.args.{name}", why)
     return value
 
 

@@ -21,9 +21,10 @@ import orjson
 from runners import counters
 from runners.base import Availability, Counts, Launch, Raw, Request, Stream, Where
 from runners.counts import SPECULATIVE, llama_counts
+from runners.loopback_script import FAULTS
 from runners.server import serve
 from specbench.cell import Config, Facts, Method
-from specbench.errors import Unsupported
+from specbench.errors import SpecbenchError, Unsupported
 
 VERSION = "1"
 """Of the server's behaviour: raise it where the same script would say or time something else."""
@@ -37,6 +38,9 @@ METHODS: dict[str, dict[str, Any]] = {
 
 ARGS = ("step_ms", "prefill_ms", "draft_ms", "coverage", "frames", "style", "faults")
 """`engine.args` that are passed to the script. `faults` is text such as `3=reset,5=429`."""
+
+
+CHOICES = {"frames": ("token", "step"), "style": ("llamacpp", "vllm")}
 
 
 class LoopbackEngine:
@@ -95,8 +99,14 @@ class LoopbackSession:
 
     def counters(self) -> Raw:
         """/metrics, and whether it speculates."""
-        with urllib.request.urlopen(f"{self.address}/metrics", timeout=10) as reply:
-            raw = counters.parse(reply.read().decode())
+        try:
+            with urllib.request.urlopen(f"{self.address}/metrics", timeout=10) as reply:
+                raw = counters.parse(reply.read().decode())
+        except OSError as error:
+            raise SpecbenchError(
+                f"the loopback server no longer answers ({error}); finished cells are kept, and the same "
+                "`specbench run` with --resume goes on."
+            ) from None
         return raw | {SPECULATIVE: float(bool(self.facts.speculative))}
 
     def reset(self) -> bool:
@@ -120,10 +130,31 @@ def script_for(config: Config) -> dict[str, Any]:
         raise Unsupported(f"method.{min(method.params)}", "the loopback methods have no parameters")
     if unknown := set(config.engine.args) - set(ARGS):
         raise Unsupported(f"engine.args.{min(unknown)}", f"use one of {', '.join(ARGS)}")
-    script = METHODS[method.name] | dict(config.engine.args) | _drafting(method)
-    faults = str(script.pop("faults", ""))
-    script["faults"] = dict(pair.split("=", 1) for pair in faults.split(",") if "=" in pair)
-    return script | {"seed": config.sampling.seed or 0}
+    args = dict(config.engine.args)
+    faults = _faults(args.pop("faults", ""))
+    for name, value in args.items():
+        _check_arg(name, value)
+    script = METHODS[method.name] | args | _drafting(method)
+    return script | {"faults": faults, "seed": config.sampling.seed or 0}
+
+
+def _check_arg(name: str, value: Any) -> None:
+    """Refuse what the server would stumble over, before it is started."""
+    if name in CHOICES:
+        if value not in CHOICES[name]:
+            raise Unsupported(f"engine.args.{name}", f"must be {' or '.join(CHOICES[name])}, not {value!r}")
+    elif isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise Unsupported(f"engine.args.{name}", f"must be a number of at least 0, not {value!r}")
+
+
+def _faults(text: object) -> dict[str, str]:
+    """`3=reset,5=429` as request to fault."""
+    pairs = [pair.partition("=") for pair in str(text).replace(" ", "").split(",") if pair]
+    for index, _, fault in pairs:
+        if not index.isdecimal() or fault not in (*FAULTS, "429", "503", "hang"):
+            known = ", ".join((*FAULTS, "429", "503", "hang"))
+            raise Unsupported("engine.args.faults", f"write it like 3=reset,5=429, with one of {known}")
+    return {index: fault for index, _, fault in pairs}
 
 
 def _drafting(method: Method) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from runners import frames
 from runners.base import Counts, Engine, Launch, Raw, RequestCounts, Session, Stream
 from runners.client import Client
 from runners.load import Conversation, Player, Sent, closed_loop
-from specbench import host, metrics, trace, validity
+from specbench import bandwidth, host, metrics, trace, validity
 from specbench.cell import CellRecord, ClientUse, Facts, HostBusy, Machine
 from specbench.plan import Arm
 
@@ -190,7 +190,17 @@ def _record(
         steps_with_draft=counts.steps_with_draft,
         drafted=counts.drafted,
         accepted_verified=counts.accepted_verified,
+        telemetry=_telemetry(facts, around.machine),
     )
+
+
+def _telemetry(facts: Facts, machine: Machine) -> dict[str, float | None]:
+    """Bytes of the weights and the machine's roof for reading them; nothing where a GPU may hold them."""
+    weights = facts.extra.get("weight_bytes")
+    if not isinstance(weights, int) or machine.gpus:
+        return {}
+    roof = bandwidth.read_bytes_per_s(weights, machine.cores)
+    return {"weight_bytes": float(weights), "memory_bytes_per_s": roof}
 
 
 def _judged(

@@ -51,6 +51,8 @@ class OpenAIEngine:
             raise Unsupported(
                 "method.name", "a running server decides its own method; use none (baseline) or as-served"
             )
+        if config.engine.args:
+            raise Unsupported("engine.args", "a running server has its own settings; leave args out")
         facts = Facts(engine=self.name, engine_version=version, url=config.engine.url)
         return Launch(argv=(), facts=facts)
 
@@ -114,7 +116,9 @@ def _served(address: str) -> Mapping[str, Any]:
         reply = httpx.get(f"{address}/v1/models", timeout=_TIMEOUT_S)
         models = reply.json()["data"] if reply.status_code == 200 else []
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        sent = not isinstance(error, httpx.HTTPError | httpx.InvalidURL)
+        why = "it sends no list of models" if sent else str(error) or type(error).__name__
         raise SpecbenchError(
-            f"engine.url: no OpenAI-style server answers at {address} ({error or type(error).__name__})."
+            f"engine.url: no OpenAI-style server answers at {address} ({why}); start it, or mend the address."
         ) from None
     return models[0] if models and isinstance(models[0], dict) else {}

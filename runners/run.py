@@ -102,12 +102,11 @@ class Runner:
 
     def run(self, resume: bool = False) -> None:
         """Run the plan to its end or its budget. Every finished cell is on disk before the next starts."""
-        self._open("resume" if resume else "new")
         started = time.monotonic()
-        with Sessions(self) as sessions:
+        with self._opened("resume" if resume else "new"), Sessions(self) as sessions:
             for comparison in self.comparisons:
                 self._run_comparison(comparison, sessions, started)
-        trace.write_index(self.run_dir)
+            trace.write_index(self.run_dir)
 
     def run_cell(self, cell_id: str) -> None:
         """Run one cell by its id, so that any scheduler can fan a plan out; a finished one is left alone."""
@@ -116,12 +115,11 @@ class Runner:
             raise SpecbenchError(
                 f"--cell: {cell_id} is not a cell of this plan; `--dry-run` lists the {len(known)} it has."
             )
-        self._open("join")
-        if (self.run_dir / "cells" / cell_id).exists():
-            return
-        with Sessions(self) as sessions:
+        with self._opened("join"), Sessions(self) as sessions:
+            if (self.run_dir / "cells" / cell_id).exists():
+                return
             self._run_job(known[cell_id], sessions)
-        trace.write_index(self.run_dir)
+            trace.write_index(self.run_dir)
 
     def _run_comparison(self, comparison: Comparison, sessions: Sessions, started: float) -> None:
         for block in range(self.plan.repeat.blocks):
@@ -159,18 +157,39 @@ class Runner:
         arm = next((arm for arm in arms if arm.baseline), arms[0])
         return frozen_history(self.run_dir, arm.config, self.engine(arm), self.launch(arm), self.split)
 
-    def _open(self, mode: Literal["new", "resume", "join"]) -> None:
-        """Make the run directory, or take up the one that is there; what can be refused is refused first."""
-        plan = self.plan.model_dump(mode="json", by_alias=True)
-        manifest = {"schema": self.plan.schema_, "plan_id": digest(plan), "plan": plan}
-        path = self.run_dir / "run.json"
-        if path.exists():
-            self._take_up(path, manifest, mode)
-        elif mode == "resume":
+    @contextmanager
+    def _opened(self, mode: Literal["new", "resume", "join"]) -> Iterator[None]:
+        """Make the run directory, or take up the one that is there, and hold it."""
+        if self.run_dir.exists() and not self.run_dir.is_dir():
+            raise SpecbenchError(f"--out: {self.run_dir} is a file; give a directory for the run.")
+        if mode == "resume" and not (self.run_dir / "run.json").exists():
             raise SpecbenchError(f"--resume: {self.run_dir} holds no run yet; leave --resume out.")
+        self._resolve()
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        with trace.writing(self.run_dir, alone=mode != "join"):
+            self._open(mode)
+            yield
+
+    def _resolve(self) -> None:
+        """What can be refused is refused before anything is written."""
         for comparison in self.comparisons:
             for arm in comparison.arms:
                 self.launch(arm)
+
+    def _open(self, mode: Literal["new", "resume", "join"]) -> None:
+        plan = self.plan.model_dump(mode="json", by_alias=True)
+        manifest = {"schema": self.plan.schema_, "plan_id": digest(plan), "plan": plan}
+        path = self.run_dir / "run.json"
+        begun = bool(trace.cell_dirs(self.run_dir))
+        if mode == "new" and not begun and _plan_id(path):  # after a run that ended before its first cell
+            for left in (path, self.run_dir / "history.json"):
+                left.unlink(missing_ok=True)
+        if path.exists():
+            self._take_up(path, manifest, mode)
+        elif begun:
+            raise SpecbenchError(
+                f"{self.run_dir}: holds cells but no run.json; restore it, or give --out another place."
+            )
         if not path.exists():
             trace.write_atomic(path, orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
         self._replies = self._history()
@@ -182,10 +201,9 @@ class Runner:
             raise SpecbenchError(
                 f"{self.run_dir}: already holds a run; add --resume to finish it or --out for another place."
             )
-        try:
-            kept = orjson.loads(path.read_bytes()).get("plan_id")
-        except (orjson.JSONDecodeError, AttributeError):
-            kept = None
+        kept = _plan_id(path)
+        if kept is None:
+            raise SpecbenchError(f"{path}: cannot be read as a run; restore it, or give --out another place.")
         if kept != manifest["plan_id"]:
             raise SpecbenchError(
                 f"{self.run_dir}: holds a run of a different plan; give --out another place."
@@ -260,6 +278,14 @@ class Sessions:
         logs.mkdir(parents=True, exist_ok=True)
         with self._runner.engine(job.arm).start(job.launch, logs / f"{job.cell_id}.log") as session:
             yield session
+
+
+def _plan_id(path: Path) -> str | None:
+    """The plan that a run.json stands for; None where it is absent or not one that specbench wrote."""
+    try:
+        return str(orjson.loads(path.read_bytes())["plan_id"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
 
 
 def resolve_split(plan: Plan) -> Split:

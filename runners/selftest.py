@@ -75,12 +75,12 @@ class _Load:
 
 
 def run_selftest(quick: bool = False) -> SelfTest:
-    """Measure this machine's client; about 7 s, or 1 s with `quick`.
+    """Measure this machine's client; about 9 s, or 1 s with `quick`.
 
     Raises SpecbenchError where the loopback server cannot be started or a reply was wrong.
     """
     started = time.monotonic()
-    seconds = 0.5 if quick else 3.0
+    seconds = 0.5 if quick else 5.0
     drained = _load(
         {"style": "vllm", "step_ms": 0, "prefill_ms": 0}, DRAIN_STREAMS, 2 if quick else 10, DRAIN_TOKENS
     )

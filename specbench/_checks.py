@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from specbench.cell import CellRecord, Method
 from specbench.host import is_busy
 from specbench.metrics import METRICS, tpot
 from specbench.stats import MIN_N
+
+Severity: TypeAlias = Literal["invalid", "warning", "note"]
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +33,8 @@ RATE_LIMIT = 0.95
 """Least achieved share of the scheduled rate."""
 STEADY_LIMIT = 0.5
 """Least share of the window at full concurrency for output_tps to describe that concurrency."""
+NOT_STREAMED_LIMIT = 0.1
+"""Share of replies in one piece up to which the rest still speaks for the cell."""
 COALESCED_LIMIT = 0.2
 """Share of gaps between frames of different steps that are zero."""
 COUNT_LIMIT = 0.02
@@ -44,6 +48,8 @@ REPEAT_RATIO = 0.2
 """zlib's compressed share of a text's second half. Prose of this length keeps 0.5 to 0.7; a loop under 0.15."""
 REPEAT_SHARE = 0.1
 """Share of replies that loop before it is a finding."""
+ROOF_SLACK = 1.5
+"""Of the measured roof: tries of one machine differ by a third, and a step does not read every stored tensor."""
 FEW_TOKENS = 16
 """Median reply below which a handful of steps makes the TPOT."""
 PLACEHOLDER = "full benchmark data should be fetched"
@@ -108,14 +114,16 @@ def throttled(case: Case) -> str | None:
     return None
 
 
-def not_streamed(case: Case) -> str | None:
-    count = case.view.count("not_streamed")
+def not_streamed(case: Case) -> str | tuple[str, Severity] | None:
+    count, total = case.view.count("not_streamed"), case.view.count("requests")
     if not count:
         return None
-    return (
-        f"{count} of {case.view.count('requests')} replies came in one piece, so they have no TTFT or TPOT: "
+    advice = (
+        f"{count} of {total} replies came in one piece, so they have no TTFT or TPOT: "
         "turn off buffering in the server or the proxy before it."
     )
+    # A short reply whose only step was accepted whole arrives in one read and says nothing about the server.
+    return (advice, "warning") if count <= NOT_STREAMED_LIMIT * total else advice
 
 
 def stream_coalesced(case: Case) -> str | None:
@@ -188,6 +196,8 @@ def host_busy(case: Case) -> str | None:
 
 def client_near_ceiling(case: Case) -> str | None:
     use, window = case.record.client, case.record.window_s
+    if not use.frames:
+        return None
     if use.ceiling_frames_per_cpu_s and use.frames_per_s is not None:
         share = use.frames_per_s / use.ceiling_frames_per_cpu_s
     else:
@@ -227,13 +237,23 @@ def prefix_cache_hit(case: Case) -> str | None:
     share = case.metric("cached_share") or 0.0
     if share <= CACHED_LIMIT or case.record.config.engine.args.get("cache_prompt"):
         return None
-    return f"{share:.0%} of the prompt tokens came from the prefix cache, so TTFT is too good: turn it off."
+    return (
+        f"{share:.0%} of the prompt tokens came from the prefix cache, so TTFT is too good: start the server "
+        "without it (vLLM: --no-enable-prefix-caching, SGLang: --disable-radix-cache)."
+    )
 
 
 def drafter_saw_prompt(case: Case) -> str | None:
     first = case.requests[case.requests["attempt"] == 0]
     seen = first["prompt_sha256"].duplicated() & first["prompt_sha256"].notna() & ~first["warmup"]
-    if case.method.name == "none" or not seen.any():
+    if case.method.name == "none":
+        return None
+    if case.record.facts.url and case.record.facts.extra.get("drafter_learns"):
+        return (
+            f"{case.method.name} learns from earlier requests and the server at engine.url is not restarted "
+            "between runs, which repeat their prompts: leave out engine.url, or choose a method that forgets."
+        )
+    if not seen.any():
         return None
     return (
         f"{int(seen.sum())} prompts had been sent before (warm-ups included), so {case.method.name} may draft "
@@ -322,7 +342,7 @@ def implied_bandwidth(case: Case) -> str | None:
         return None
     # Streams of a batch share a pass over the weights, so passes are counted along one stream.
     implied = float(np.median(steps[known] / decode[known])) * weights
-    if implied <= roof:
+    if implied <= ROOF_SLACK * roof:
         return None
     return (
         f"Reading the weights once a step takes {implied / 1e9:.3g} GB/s, and the device has {roof / 1e9:.3g}: "

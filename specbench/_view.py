@@ -45,12 +45,13 @@ class CellView:
     accepted_verified: int | None = None
     cells: tuple[CellView, ...] = field(default=(), repr=False)
     category: str | None = None
+    max_tokens: int | None = None
 
     @classmethod
     def of(cls, record: CellRecord, requests: pd.DataFrame) -> CellView:
         """The view of one cell."""
         totals = (record.steps_with_draft, record.drafted, record.accepted_verified)
-        return cls(requests, record.config.concurrency, *totals)
+        return cls(requests, record.config.concurrency, *totals, max_tokens=record.config.workload.max_tokens)
 
     @classmethod
     def pool(cls, views: Sequence[CellView]) -> CellView:
@@ -66,12 +67,15 @@ class CellView:
             _sum_known([view.drafted for view in views]),
             _sum_known([view.accepted_verified for view in views]),
         )
-        return cls(table, views[0].concurrency, *totals, cells=tuple(views))
+        limit = views[0].max_tokens
+        return cls(table, views[0].concurrency, *totals, cells=tuple(views), max_tokens=limit)
 
     def only(self, category: str) -> CellView:
         """The rows of one category; the server's totals do not divide, so they are unknown there."""
         mine = self.requests[(self.requests["category"] == category).to_numpy(dtype=bool)]
-        return CellView(mine, self.concurrency, cells=self.cells, category=category)
+        return CellView(
+            mine, self.concurrency, cells=self.cells, category=category, max_tokens=self.max_tokens
+        )
 
     def parts(self) -> tuple[CellView, ...]:
         """The single cells: sums over time are made within each."""

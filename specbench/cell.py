@@ -13,6 +13,8 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION = 1
+MAX_K = 1024
+"""No engine verifies a draft that is longer."""
 
 
 def digest(value: object, length: int = 12) -> str:
@@ -33,7 +35,7 @@ class Method(Record):
     """How tokens are drafted. `k` is the number of drafted tokens, without the bonus token."""
 
     name: str
-    k: int | None = Field(default=None, ge=1)
+    k: int | None = Field(default=None, ge=1, le=MAX_K)
     draft: str | None = None
     params: dict[str, int | float | str | bool] = Field(default_factory=dict)
     pinned: tuple[float, ...] | None = None
@@ -63,20 +65,21 @@ class EngineAsk(Record):
 class Sampling(Record):
     """Always sent with the request, so that no server default decides (temperature 0 is greedy)."""
 
-    temperature: float = Field(default=0.0, ge=0)
+    temperature: float = Field(default=0.0, ge=0, le=100)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=0, lt=2**32 - 1)
+    """The last 32-bit number means "random" to llama.cpp."""
 
 
 class Workload(Record):
     """Which prompts, how many tokens each may produce, and what earlier turns are replayed."""
 
     split: str = "qualitative"
-    file: str | None = None
+    file: str | None = Field(default=None, min_length=1)
     categories: tuple[str, ...] | None = None
     prompts_per_category: int | None = Field(default=None, ge=1)
     history: Literal["frozen", "own"] = "frozen"
-    max_tokens: int = Field(default=128, ge=1)
+    max_tokens: int = Field(default=128, ge=1, le=2**20)
     stop: Literal["natural", "fixed"] = "natural"
 
 

@@ -165,6 +165,12 @@ def _sum(name: str) -> Callable[[CellView], float]:
     return lambda view: view.total(name)
 
 
+def _length_share(view: CellView) -> float:
+    if view.max_tokens is None:
+        raise Missing("the limit on output tokens is unknown")
+    return view.total("output_tokens") / (int(view.answered.sum()) * view.max_tokens)
+
+
 # --- throughput and load ----------------------------------------------------------------------------------
 
 
@@ -369,6 +375,8 @@ _ROWS: tuple[Metric, ...] = (
     Metric("error_rate", "share", "lower", ("status",), _error_rate, "failed requests over requests", True),
     Metric("output_tokens", "tokens", None, ("output_tokens",), _sum("output_tokens"),
            "output tokens of answered requests"),
+    Metric("length_share", "share", None, ("output_tokens",), _length_share,
+           "output tokens produced over workload.max_tokens, answered requests"),
     Metric("prompt_tokens", "tokens", None, ("prompt_tokens",), _sum("prompt_tokens"),
            "prompt tokens of answered requests"),
     Metric("cached_share", "share", None, ("cached_tokens", "prompt_tokens"), _cached_share,

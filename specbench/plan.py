@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import math
 import random
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
+import orjson
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -25,10 +28,13 @@ from pydantic import (
     model_validator,
 )
 
-from specbench.cell import Config, EngineAsk, Method, Sampling, Workload, comparison_id
+from specbench.cell import MAX_K, Config, EngineAsk, Method, Sampling, Workload, comparison_id
 from specbench.errors import SpecbenchError
 
 PLAN_SCHEMA = 1
+MAX_BLOCKS = 10_000
+MAX_CONCURRENCY = 10_000
+"""Far above what one client process can time; a longer number is a slip of the hand."""
 Scalar = int | float | str | bool
 
 
@@ -44,20 +50,22 @@ class LoadTable(_Table):
     @field_validator("concurrency", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
-        return value if isinstance(value, list | tuple) else (value,)
+        return tuple(value) if isinstance(value, list | tuple) else (value,)
 
     @field_validator("concurrency")
     @classmethod
     def _positive(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         if not value or min(value) < 1:
             raise ValueError("give at least one concurrency, each 1 or more")
+        if max(value) > MAX_CONCURRENCY:
+            raise ValueError(f"at most {MAX_CONCURRENCY} requests can be in flight")
         return tuple(dict.fromkeys(value))
 
 
 class RepeatTable(_Table):
     """How often: `blocks` pairs of runs, and when a server is started afresh."""
 
-    blocks: int = Field(default=10, ge=1)
+    blocks: int = Field(default=10, ge=1, le=MAX_BLOCKS)
     restart: Literal["run", "block", "never"] = "run"
     budget_s: float | None = Field(default=None, gt=0)
 
@@ -70,6 +78,21 @@ class EngineTable(_Table):
     python: str | None = None
     url: str | None = None
     baseline_url: str | None = None
+
+    @field_validator("args")
+    @classmethod
+    def _not_empty(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name, given in value.items():
+            if given == []:
+                raise ValueError(f"{name} is an empty array; an axis needs at least one value")
+        return value
+
+    @field_validator("url", "baseline_url")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        if value is not None and not _is_address(value):
+            raise ValueError(f"{value!r} is not an address such as http://127.0.0.1:8080")
+        return value
 
 
 class Pinned(_Table):
@@ -113,6 +136,8 @@ class MethodTable(_Table):
             raise ValueError("a probability lies between 0 and 1")
         if info.field_name != "p_min" and any(p is not None and p < 1 for p in points):
             raise ValueError("must be 1 or more")
+        if info.field_name != "p_min" and any(p is not None and p > MAX_K for p in points):
+            raise ValueError(f"must be {MAX_K} or less")
         return value
 
     def expand(self) -> list[Method]:
@@ -134,7 +159,7 @@ class Plan(_Table):
     schema_: int = Field(default=PLAN_SCHEMA, alias="schema")
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     seed: int = 0
-    model: str
+    model: str = Field(min_length=1)
     workload: Workload = Workload()
     sampling: Sampling = Sampling()
     load: LoadTable = LoadTable()
@@ -158,6 +183,20 @@ class Plan(_Table):
         for table in self.method:
             if table.baseline and len(table.expand()) > 1:
                 raise ValueError("method: the baseline takes no arrays; give it one value each")
+        return self
+
+    @model_validator(mode="after")
+    def _no_twins(self) -> Plan:
+        comparisons = self.comparisons()
+        for comparison in comparisons:
+            labels = [(arm.config.config_id, arm.config.method.label) for arm in comparison.arms]
+            twice = next((label for key, label in labels if labels.count((key, label)) > 1), None)
+            if twice is not None:
+                raise ValueError(f"method: {twice} stands twice in the plan; leave one of the two out")
+        if len({comparison.id for comparison in comparisons}) < len(comparisons):
+            raise ValueError(
+                "engine: two [[engine]] tables differ in nothing but url; give each a plan of its own"
+            )
         return self
 
     def comparisons(self) -> list[Comparison]:
@@ -242,10 +281,39 @@ def read_plan(path: Path) -> Plan:
 
 def check_plan(raw: dict[str, Any], source: str) -> Plan:
     """Check a plan that was already read; `source` opens the sentence of an error."""
+    for field, what in _not_json(raw):
+        raise SpecbenchError(f"{source}: {field}: {what}.")
     try:
-        return Plan.model_validate(raw)
+        # Strict, because `max_tokens = true` or `k = "4"` is a slip; as JSON, because a strict tuple takes no list.
+        return Plan.model_validate_json(orjson.dumps(raw), strict=True)
     except ValidationError as error:
         raise SpecbenchError(f"{source}: {_sentence(error)}") from None
+
+
+def _not_json(value: Any, field: str = "") -> Iterator[tuple[str, str]]:
+    """What TOML can say and a record cannot hold, with its field: infinity, dates, NUL, numbers beyond 64 bits."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _not_json(inner, f"{field}.{key}" if field else str(key))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _not_json(inner, f"{field}[{index}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield field, f"must be a finite number, not {value}"
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        yield field, "the number is too large"
+    elif isinstance(value, str) and "\0" in value:
+        yield field, "holds a NUL character; take it out"
+    elif not isinstance(value, str | int | float | None):
+        yield field, f"must be text or a number, not {value}"
+
+
+def _is_address(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        return False
 
 
 def _sentence(error: ValidationError) -> str:

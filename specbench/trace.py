@@ -18,6 +18,7 @@ import io
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -135,6 +136,26 @@ def write_atomic(path: Path, data: bytes) -> None:
     _sync_dir(path.parent)
 
 
+@contextmanager
+def writing(run_dir: Path, alone: bool) -> Iterator[None]:
+    """Hold a run for writing, until the block or the process ends. Raises SpecbenchError where another holds it.
+
+    Runs of one cell each share it (`alone` False). A file system without locks is trusted.
+    """
+    import fcntl  # POSIX only, and reading a run needs no lock
+
+    with (run_dir / ".lock").open("ab") as file:
+        try:
+            fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SpecbenchError(
+                f"{run_dir}: another specbench run writes here now; wait for it, or give --out another place."
+            ) from None
+        except OSError:
+            pass
+        yield
+
+
 def supersede(run_dir: Path, cell_id: str) -> None:
     """Move a cell of an interrupted block out of the way; it is kept, and never read for a ratio."""
     kept = run_dir / "superseded"
@@ -208,10 +229,14 @@ def _parquet_bytes(rows: Sequence[dict[str, Any]]) -> bytes:
 
 
 def _write_file(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk does not say where
+        raise
 
 
 def _sync_dir(path: Path) -> None:
@@ -231,9 +256,7 @@ def read_record(cell_dir: Path) -> CellRecord:
     try:
         raw = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
-        raise SpecbenchError(
-            f"{path}: cannot be read as a cell ({error}); remove the directory or restore it."
-        ) from None
+        raise _unreadable(path, error) from None
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if not isinstance(version, int):
         raise SpecbenchError(f"{path}: has no schema_version; this is not a cell that specbench wrote.")
@@ -252,7 +275,8 @@ def read_record(cell_dir: Path) -> CellRecord:
 def cell_dirs(run_dir: Path) -> list[Path]:
     """The finished cells of a run, in name order."""
     cells = run_dir / "cells"
-    return sorted(p for p in cells.iterdir() if not p.name.startswith(".")) if cells.is_dir() else []
+    found = cells.iterdir() if cells.is_dir() else ()
+    return sorted(path for path in found if not path.name.startswith(".") and path.is_dir())
 
 
 def read_cells(run_dir: Path) -> Iterator[CellRecord]:
@@ -263,8 +287,20 @@ def read_cells(run_dir: Path) -> Iterator[CellRecord]:
 
 def read_texts(cell_dir: Path) -> list[dict[str, Any]]:
     """The texts of one cell: `request`, `prompt_id`, `text`, `reasoning`."""
-    data = zstandard.decompress((cell_dir / "texts.jsonl.zst").read_bytes())
-    return [orjson.loads(line) for line in data.splitlines()]
+    path = cell_dir / "texts.jsonl.zst"
+    try:
+        return [orjson.loads(line) for line in zstandard.decompress(path.read_bytes()).splitlines()]
+    except (OSError, ValueError, zstandard.ZstdError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> SpecbenchError:
+    """For a cell that was whole when it was written, and is not now."""
+    why = str(getattr(error, "strerror", None) or error).splitlines()[0].rstrip(".")
+    return SpecbenchError(
+        f"{path}: cannot be read ({why}); restore the file, or remove the cell's directory and measure it "
+        "again with --resume."
+    )
 
 
 @dataclass(frozen=True)
@@ -318,9 +354,11 @@ class Run:
         return read_texts(self.path / "cells" / cell_id)
 
     def _read_requests(self, record: CellRecord) -> pd.DataFrame:
-        frame: pd.DataFrame = pq.read_table(
-            self.path / "cells" / record.cell_id / "requests.parquet"
-        ).to_pandas()
+        path = self.path / "cells" / record.cell_id / "requests.parquet"
+        try:
+            frame: pd.DataFrame = pq.read_table(path).to_pandas()
+        except (OSError, pa.ArrowException) as error:
+            raise _unreadable(path, error) from None
         return frame
 
     @staticmethod

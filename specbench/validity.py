@@ -2,15 +2,15 @@
 
 `check_cell` says what one cell shows by itself; findings that need several cells (output against the
 baseline, blocks, intervals) are made in `summary` with `note`. Boundary: reads records and tables, changes
-nothing, and decides no exit status. A check answers with one sentence or with None; a new finding is a code,
-a severity and, where one cell shows it, one check.
+nothing, and decides no exit status. A check answers with one sentence (and a severity, where it is not
+its code's) or with None; a new finding is a code, a severity and, where one cell shows it, one check.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specbench import _checks
 from specbench.cell import CellRecord, Note
@@ -18,7 +18,7 @@ from specbench.cell import CellRecord, Note
 if TYPE_CHECKING:
     import pandas as pd
 
-Severity: TypeAlias = Literal["invalid", "warning", "note"]
+Severity: TypeAlias = _checks.Severity
 
 
 class Code(StrEnum):
@@ -82,7 +82,7 @@ def gravest_first(notes: Iterable[Note]) -> tuple[Note, ...]:
 
 # --- one cell -------------------------------------------------------------------------------------------
 
-CHECKS: Mapping[Code, Callable[[_checks.Case], str | None]] = {
+CHECKS: Mapping[Code, Callable[[_checks.Case], str | tuple[str, Severity] | None]] = {
     Code.NOTHING_SUCCEEDED: _checks.nothing_succeeded,
     Code.PLACEHOLDER_DATA: _checks.placeholder_data,
     Code.SPECULATION_INACTIVE: _checks.speculation_inactive,
@@ -124,5 +124,7 @@ def check_cell(
     `throttled_share`, and `weight_bytes` with `memory_bytes_per_s` (the device's roof).
     """
     case = _checks.Case(record, requests, texts, prompts, counter_reset)
-    found = {code: check(case) for code, check in CHECKS.items()}
-    return gravest_first(note(code, advice) for code, advice in found.items() if advice)
+    found = ((code, check(case)) for code, check in CHECKS.items())
+    return gravest_first(
+        note(code, *said) if isinstance(said, tuple) else note(code, said) for code, said in found if said
+    )

@@ -197,7 +197,9 @@ def test_counter_reset_leaves_the_requests() -> None:
 
 
 def vllm(path: str) -> RequestCounts:
-    page = {} if "nospec" in path else {"vllm:spec_decode_num_drafts_total": 0.0}
+    page = (
+        {"vllm:num_requests_running": 0.0} if "nospec" in path else {"vllm:spec_decode_num_drafts_total": 0.0}
+    )
     return vllm_counts([reply(path)], page, page).requests[0]
 
 
@@ -243,6 +245,15 @@ def test_vllm_one_token_has_no_steps() -> None:
 def test_vllm_without_speculation() -> None:
     found = vllm("vllm/nospec/chat_stream_usage.sse")
     assert (found.steps, found.accepted_emitted, found.steps_with_draft, found.drafted) == (11, 0, None, None)
+
+
+@pytest.mark.parametrize(
+    "name", ["vllm/nospec/chat_stream_usage.sse", "vllm/draft_model/chat_stream_usage.sse"]
+)
+def test_a_server_without_counters_proves_no_steps(name: str) -> None:
+    """Behind a proxy a frame may be a part of a step or several; a record of drafts in the reply still proves."""
+    found = vllm_counts([reply(name)], {}, {}).requests[0]
+    assert (found.steps, found.accepted_emitted) == ((None, None) if "nospec" in name else (3, 7))
 
 
 def frame_counts(tokens: Sequence[int], histogram: Sequence[int] | None, output_tokens: int) -> Stream:

@@ -30,6 +30,14 @@ def usage(completion: int, prompt: int = 3, **fields: Any) -> dict[str, Any]:
 
 
 DONE = b"data: [DONE]\n\n"
+COMPARED = set(
+    (  # noqa: SIM905
+        "text partial_text ttft_s time_to_first_content_s e2e_last_content_s output_tokens content_chunks "
+        "distinct_arrivals per_chunk_tokens tpot_s streaming_effective http_status retry_after_s error_kind "
+        "draft_n draft_accepted ok error_contains"
+    ).split()
+)
+"""What a recorded stream states of a `Stream` itself."""
 
 
 # --- recorded streams -------------------------------------------------------------------------------------
@@ -58,6 +66,7 @@ def test_recorded_stream(name: str) -> None:
         "draft_n": stream.tail.get("timings", {}).get("draft_n"),
         "draft_accepted": stream.tail.get("timings", {}).get("draft_n_accepted"),
     }
+    assert set(found) == COMPARED - {"ok", "error_contains"}
     compared = {key: value for key, value in expect.items() if key in found}
     assert compared == {key: found[key] for key in compared}
     assert expect.get("error_contains", "") in (stream.error or "")

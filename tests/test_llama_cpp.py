@@ -160,8 +160,8 @@ def test_body() -> None:
 def test_probe_of_an_interpreter_that_is_not_there() -> None:
     found = ENGINE.probe(Where(python="/nowhere/python"))
     assert not found.ok
-    assert found.why_not == "/nowhere/python has no package xllamacpp"
-    assert "pip install xllamacpp" in str(found.install)
+    assert found.why_not == "engine.python: /nowhere/python is no program that can be run"
+    assert "xllamacpp" in str(found.install)
 
 
 def test_probe_of_a_url_where_nothing_listens() -> None:

@@ -171,7 +171,10 @@ def test_warm_up_is_left_out() -> None:
 
 def test_produced_tokens_count_not_requested_ones() -> None:
     # 128 asked for, 2 produced, 100 ms apart.
-    assert value(view(row(0, (0.1, 0.2), output_tokens=2)), "tpot_s") == pytest.approx(0.1)
+    cell = view(row(0, (0.1, 0.2), output_tokens=2), max_tokens=128)
+    assert value(cell, "tpot_s") == pytest.approx(0.1)
+    assert value(cell, "length_share") == value(CellView.pool([cell, cell]), "length_share") == 2 / 128
+    assert value(view(row(0, (0.1, 0.2), output_tokens=2)), "length_share") is None
 
 
 def test_a_retried_request_is_one_request() -> None:

@@ -238,7 +238,7 @@ def test_a_second_run_over_the_first_is_refused(plan: Path, tmp_path: Path) -> N
     done = subprocess.run(command(plan, out), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "--resume" in done.stderr
-    assert os.listdir(out) == ["run.json"]
+    assert set(os.listdir(out)) == {"run.json", ".lock"}
 
 
 LLAMA = PLAN.replace('name = "loopback"', 'name = "llamacpp"').replace(

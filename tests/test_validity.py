@@ -129,8 +129,11 @@ def test_throttled_by_the_server_and_by_the_device() -> None:
 
 def test_not_streamed() -> None:
     whole = row(30, (30.5,), output_tokens=20, status="not_streamed", sent_s=30.0)
-    assert "not-streamed" in codes([*replies(), whole])
     assert "not-streamed" not in codes(replies())
+    for healthy, gravity in ((30, "warning"), (3, "invalid")):
+        table = trace.request_table([*replies(healthy), whole])
+        (found,) = [n for n in check_cell(record(), table, ()) if n.code == "not-streamed"]
+        assert found.severity == gravity, f"one reply in one piece beside {healthy} streamed ones"
 
 
 def test_few_output_tokens_names_the_limit_in_use() -> None:

@@ -11,10 +11,14 @@ import sys
 from typing import Annotated
 
 import typer
+from typer.exceptions import TyperException
 
 from specbench import __version__
 from specbench.cli import demo, engines, machine, models, report, run, selftest, workloads
 from specbench.errors import SpecbenchError
+
+EXIT_PIPE = 141
+"""As shells say that a pipe was closed: 128 + SIGPIPE."""
 
 app = typer.Typer(
     name="specbench",
@@ -55,7 +59,12 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without × or … must not end a run
     try:
-        app()
+        code = app(standalone_mode=False)
+    except TyperException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message(), file=sys.stderr)
+            sys.exit(2)
+        _fail(_usage(error), 2)
     except SpecbenchError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:
@@ -66,6 +75,16 @@ def main() -> None:
         if type(error).__module__.split(".")[0] not in ("workloads", "models_roofline"):
             raise
         _fail(str(error), 2)
+    except SystemExit:
+        sys.exit(EXIT_PIPE)  # typer leaves this way, with 1, only where the reader of our output went away
+    sys.exit(code or 0)
+
+
+def _usage(error: TyperException) -> str:
+    """A wrong flag or argument in one sentence, with where the right ones are listed."""
+    said = " ".join(error.format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{said}; see `{context.command_path if context else 'specbench'} --help`."
 
 
 def _fail(sentence: str, code: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from collections.abc import Sequence
@@ -11,9 +12,11 @@ from specbench.errors import SpecbenchError
 
 
 def emit(document: Any) -> None:
-    """Print one JSON document on stdout. NaN and infinity become null."""
+    """Print one JSON document on stdout, in UTF-8 whatever the locale. NaN and infinity become null."""
     import orjson
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
     sys.stdout.write(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode() + "\n")
 
 

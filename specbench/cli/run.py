@@ -58,7 +58,7 @@ def run(
         return
     runner = make_runner(plan, run_dir, session)
     if cell:
-        runner.run_cell(cell)
+        execute(runner, resume, cell)
         emit({"cell_id": cell, "path": str(run_dir / "cells" / cell)}) if json_ else print(
             run_dir / "cells" / cell
         )
@@ -73,25 +73,40 @@ def make_runner(plan: Plan, run_dir: Path, session: str | None = None) -> Runner
     from runners.selftest import ceiling
     from specbench import host
     from specbench.cell import digest
-    from specbench.cli._io import ProgressLine
+    from specbench.cli._io import ProgressLine, note
 
     runner = Runner(plan, run_dir, report=ProgressLine(), ceiling=lambda: ceiling(quick=True))
+    if runner.split.rejected:
+        first = runner.split.rejected[0]
+        note(
+            f"{plan.workload.file}: {len(runner.split.rejected)} rows refused (line {first.line}: {first.reason}) "
+            f"`specbench workloads show` lists them."
+        )
     if session:
         # The boot is part of it, so one name on two hosts never joins their cells.
         runner.session_id = digest([session, host.boot_id()])
     return runner
 
 
-def execute(runner: Runner, resume: bool) -> None:
-    """Run to the end, leaving the terminal tidy whatever happens."""
+def execute(runner: Runner, resume: bool, cell: str | None = None) -> None:
+    """Run to the end, leaving the terminal tidy whatever happens; a scheduler's SIGTERM is taken as Ctrl-C."""
+    import signal
+
     from specbench.errors import Interrupted
 
+    def as_interrupt(number: int, frame: object) -> None:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell sets it for `… &`
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, as_interrupt)
     try:
-        runner.run(resume)
+        runner.run_cell(cell) if cell else runner.run(resume)
     except KeyboardInterrupt:
         where = f"interrupted; finished cells are kept in {runner.run_dir}"
         raise Interrupted(f"{where}; the same `specbench run` with --resume goes on.") from None
     finally:
+        signal.signal(signal.SIGTERM, before)
         end = getattr(runner.report, "end", None)
         if end:
             end()
