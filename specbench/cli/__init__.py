@@ -59,7 +59,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without × or … must not end a run
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="specbench", standalone_mode=False)
     except TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message(), file=sys.stderr)
@@ -82,7 +82,7 @@ def main() -> None:
 
 def _usage(error: TyperException) -> str:
     """A wrong flag or argument in one sentence, with where the right ones are listed."""
-    said = " ".join(error.format_message().split()).rstrip(".")
+    said = " ".join(error.format_message().split()).rstrip(".?").replace("'. Did you", "'; did you")
     context = getattr(error, "ctx", None)
     return f"{said}; see `{context.command_path if context else 'specbench'} --help`."
 
