@@ -48,6 +48,8 @@ class Script:
     """Whose names the counters have, `llamacpp` or `vllm`."""
     faults: dict[str, str] = field(default_factory=dict)
     """Index of a request, from 0, to the fault that hits it: a key of FAULTS, or 429, 503, hang."""
+    burst: int = 1
+    """Events that are due together and share one write, so that the client has a backlog."""
     stamps: bool = False
     """Keep the due and the real time of every frame's write for /stamps."""
 

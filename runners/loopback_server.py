@@ -20,7 +20,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import orjson
@@ -169,20 +169,19 @@ class Connection(asyncio.Protocol):
             self.task = asyncio.create_task(self.play(events, str(reply.ask.get("user", index))))
 
     async def play(self, events: list[Event], user: str) -> None:
-        """Write each event when it is due; one write an event."""
+        """Write each event when it is due; events of one burst share a write."""
         start_ns = time.monotonic_ns()
         stamps: list[tuple[int, int]] = []
         self.transport.write(STREAM_HEAD)
-        for due_s, data, frame in events:
-            due_ns = start_ns + int(due_s * 1e9)
+        for burst in _bursts(events, self.server.script.burst):
+            due_ns = start_ns + int(burst[0].due_s * 1e9)
             await asyncio.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
-            if data in (RESET, CLOSE):
-                self.break_off(data == RESET)
+            if burst[0].data in (RESET, CLOSE):
+                self.break_off(burst[0].data == RESET)
                 return
             now_ns = time.monotonic_ns()
-            self.transport.write(data)
-            if frame:
-                stamps.append((due_ns, now_ns))
+            self.transport.write(b"".join([event.data for event in burst]))
+            stamps += [(due_ns, now_ns) for event in burst if event.frame]
         self.transport.write(b"0\r\n\r\n")
         if self.server.script.stamps:
             self.server.stamps[user] = stamps
@@ -193,6 +192,18 @@ class Connection(asyncio.Protocol):
             raw = self.transport.get_extra_info("socket")
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
+
+
+def _bursts(events: list[Event], size: int) -> Iterator[list[Event]]:
+    """Runs of at most `size` events that are due together; a break of the connection stands alone."""
+    burst: list[Event] = []
+    for event in events:
+        alone = event.data in (RESET, CLOSE)
+        if burst and (len(burst) == size or event.due_s != burst[0].due_s or alone):
+            yield burst
+            burst = []
+        burst.append(event)
+    yield burst
 
 
 def _chunk(data: bytes) -> bytes:

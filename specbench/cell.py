@@ -175,6 +175,7 @@ class ClientUse(Record):
     frames: int
     cpu_s: float
     ceiling_frames_per_cpu_s: float | None = None
+    """Of the paced load, in which each frame costs a wake-up, as from a real engine."""
     frames_per_s: float | None = None
 
 

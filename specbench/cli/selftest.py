@@ -28,9 +28,11 @@ def selftest(
         print(f"{value:>12}  {what}")
 
     def show(r: SelfTest) -> None:
-        line(f"{r.frames_per_cpu_s:,.0f}", "frames per client CPU-second, draining (parsing included)")
-        line(f"{r.frames_per_cpu_s_paced:,.0f}", "frames per client CPU-second, 128 streams of 50 frames/s")
-        line(f"{r.reads_per_cpu_s:,.0f}", "socket reads per client CPU-second, draining")
+        each = f"draining a backlog, {r.frames_per_read:.1f} frames a read (parsing included)"
+        line(f"{r.frames_per_cpu_s:,.0f}", f"frames per client CPU-second, {each}")
+        line(f"{r.frames_per_cpu_s_single:,.0f}", "the same with one frame a write")
+        line(f"{r.frames_per_cpu_s_paced:,.0f}", "the same at 128 streams of 50 frames/s: a run's ceiling")
+        line(f"{r.reads_per_cpu_s:,.0f}", "socket reads per client CPU-second, one frame a write")
         line(f"{r.stamp_error_p50_s * 1e3:.3f} ms", "from the server's write to the client's stamp, median")
         line(f"{r.stamp_error_p99_s * 1e3:.3f} ms", "the same, 99th percentile")
         line(

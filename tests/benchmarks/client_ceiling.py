@@ -13,6 +13,7 @@ from runners.selftest import run_selftest
 
 COLUMNS = (
     "frames_per_cpu_s",
+    "frames_per_cpu_s_single",
     "frames_per_cpu_s_paced",
     "reads_per_cpu_s",
     "stamp_error_p50_s",
