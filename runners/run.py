@@ -178,7 +178,7 @@ class Runner:
 
     def _open(self, mode: Literal["new", "resume", "join"]) -> None:
         plan = self.plan.model_dump(mode="json", by_alias=True)
-        manifest = {"schema": self.plan.schema_, "plan_id": digest(plan), "plan": plan}
+        manifest = {"schema": self.plan.schema_, "plan_id": self.plan.plan_id, "plan": plan}
         path = self.run_dir / "run.json"
         begun = bool(trace.cell_dirs(self.run_dir))
         if mode == "new" and not begun and _plan_id(path):  # after a run that ended before its first cell
@@ -210,6 +210,20 @@ class Runner:
             )
         if mode == "resume":  # with `join` another writer may be at work here
             trace.sweep(self.run_dir)
+            self._check_cells()
+
+    def _check_cells(self) -> None:
+        """Cells of another engine version, model or set of flags must not share a run with new ones."""
+        facts = {arm.config.config_id: self.launch(arm).facts for c in self.comparisons for arm in c.arms}
+        for record in trace.read_cells(self.run_dir):
+            now = facts.get(record.config_id)
+            if now and make_cell_id(record.config, record.block, record.position, now) != record.cell_id:
+                was, is_now = record.facts.identity(), now.identity()
+                changed = ", ".join(name for name in is_now if was[name] != is_now[name]) or "facts"
+                raise SpecbenchError(
+                    f"--resume: cells in {self.run_dir} were measured with another {changed} than now; "
+                    "give --out another place."
+                )
 
     # --- time ---------------------------------------------------------------------------------------------
 

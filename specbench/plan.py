@@ -28,7 +28,7 @@ from pydantic import (
     model_validator,
 )
 
-from specbench.cell import MAX_K, Config, EngineAsk, Method, Sampling, Workload, comparison_id
+from specbench.cell import MAX_K, Config, EngineAsk, Method, Sampling, Workload, comparison_id, digest
 from specbench.errors import SpecbenchError
 
 PLAN_SCHEMA = 1
@@ -198,6 +198,13 @@ class Plan(_Table):
                 "engine: two [[engine]] tables differ in nothing but url; give each a plan of its own"
             )
         return self
+
+    @property
+    def plan_id(self) -> str:
+        """Hash of what is measured. How many blocks, and for how long, may change when a run is resumed."""
+        asked = self.model_dump(mode="json", by_alias=True)
+        asked["repeat"] = {"restart": self.repeat.restart}
+        return digest(asked)
 
     def comparisons(self) -> list[Comparison]:
         """Every set of arms that is compared: one per engine (with each of its args) and concurrency."""

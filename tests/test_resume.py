@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ import psutil
 import pytest
 
 import specbench
+from runners import loopback
+from runners.run import Runner
 from specbench import trace
+from specbench.errors import SpecbenchError
+from specbench.plan import Plan, check_plan
 
 ROOT = Path(__file__).parent.parent
 PLAN = """
@@ -276,3 +281,30 @@ def test_kill_on_llama_cpp_then_resume(model: str, tmp_path: Path) -> None:
     assert outputs(killed) == outputs(calm)
     assert len(outputs(calm)) == 4
     assert list((killed / "superseded").iterdir())
+
+
+def short(blocks: int, budget_s: float | None = None) -> Plan:
+    text = PLAN.replace("blocks = 4", f"blocks = {blocks}").replace("max_tokens = 24", "max_tokens = 4")
+    plan = check_plan(tomllib.loads(text), "plan")
+    repeat = plan.repeat.model_copy(update={"budget_s": budget_s})
+    return plan.model_copy(update={"repeat": repeat})
+
+
+@pytest.mark.slow
+def test_blocks_and_budget_may_change_when_a_run_is_resumed(tmp_path: Path) -> None:
+    Runner(short(1, budget_s=0.001), tmp_path / "run").run()
+    assert len(trace.cell_dirs(tmp_path / "run")) == 4, "the first block always runs"
+    Runner(short(2), tmp_path / "run").run(resume=True)
+    assert len(trace.cell_dirs(tmp_path / "run")) == 8
+    assert not (tmp_path / "run" / "superseded").exists()
+
+
+@pytest.mark.slow
+def test_cells_of_another_engine_version_are_not_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Runner(short(1), tmp_path / "run").run()
+    monkeypatch.setattr(loopback, "VERSION", "2")
+    with pytest.raises(SpecbenchError, match=r"--resume: .* another engine_version than now"):
+        Runner(short(2), tmp_path / "run").run(resume=True)
+    assert len(trace.cell_dirs(tmp_path / "run")) == 4
