@@ -13,7 +13,7 @@ from typing import Literal
 from specbench.cell import Note
 from specbench.results import Arm, Equality, Ratio, Summary
 
-Reading = Literal["faster", "slower", "unclear", "none"]
+Reading = Literal["faster", "slower", "unclear", "few", "none"]
 
 SEVERITIES = ("invalid", "warning", "note")
 
@@ -21,6 +21,7 @@ WORDS: dict[Reading, tuple[str, str]] = {
     "faster": ("▲", "faster"),
     "slower": ("▼", "slower"),
     "unclear": ("○", "no measurable difference"),
+    "few": ("·", "too few blocks to tell"),
     "none": ("–", "not compared"),
 }
 """Sign and word of a reading: the sign alone must do in print and for readers who see no colour."""
@@ -56,9 +57,11 @@ class EqualityRow:
 
 
 def reading(ratio: Ratio | None) -> Reading:
-    """On which side of 1 the whole interval lies."""
+    """On which side of 1 the whole interval lies, where enough blocks stand behind it."""
     if ratio is None:
         return "none"
+    if not ratio.settled:
+        return "few"
     if ratio.low > 1:
         return "faster"
     return "slower" if ratio.high < 1 else "unclear"
@@ -73,8 +76,10 @@ def mark(summary: Summary) -> Mark:
         return Mark("▲▼", "Mixed: faster and slower", "neutral")
     if "faster" in seen:
         return Mark("▲", "Faster", "good")
-    if seen == {"slower"}:
+    if seen - {"few"} == {"slower"}:
         return Mark("▼", "Slower", "bad")
+    if seen == {"few"}:
+        return Mark("·", "Too few blocks to tell", "neutral")
     if seen:
         return Mark("○", "No measurable gain", "neutral")
     return Mark("–", "Not compared", "neutral")

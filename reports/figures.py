@@ -205,7 +205,12 @@ def _sides(canvas: Canvas, axes: Axes, left: float, width: float) -> None:
 
 
 _UNIT: dict[str, Any] = {"color": INK, "lw": 1.2, "solid_capstyle": "butt"}
-_SIGNS = {"faster": (FASTER, "^", True), "slower": (SLOWER, "v", True), "unclear": (INK, "o", False)}
+_SIGNS = {
+    "faster": (FASTER, "^", True),
+    "slower": (SLOWER, "v", True),
+    "unclear": (INK, "o", False),
+    "few": (MUTED, "o", False),
+}
 
 
 def _whisker(axes: Axes, ratio: Ratio, y: float, low: float, high: float) -> None:

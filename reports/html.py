@@ -24,7 +24,7 @@ from specbench.results import Arm, Summary, to_dict
 EMBED_LIMIT_BYTES = 600_000
 """Above this the embedded data leave out the values behind the latency curves, so the page stays mailable."""
 
-TONES = {"faster": "good", "slower": "bad", "unclear": "neutral", "none": "neutral"}
+TONES = {"faster": "good", "slower": "bad", "unclear": "neutral", "few": "neutral", "none": "neutral"}
 SEVERITY = {
     "invalid": {"sign": "✕", "tone": "void"},
     "warning": {"sign": "⚠\ufe0e", "tone": "bad"},

@@ -32,8 +32,12 @@ class OpenAIEngine:
     path = "/v1/chat/completions"
 
     def probe(self, where: Where) -> Availability:
-        """Usable where a URL is given; the server is asked for its models when a run starts."""
+        """Usable where a URL is given and a server answers there with its models."""
         if where.url:
+            try:
+                _served(_base(where.url))
+            except SpecbenchError as error:
+                return Availability(ok=False, why_not=str(error).rstrip("."))
             return Availability(ok=True, version="attached", methods=("none", "as-served"))
         return Availability(
             ok=False,
@@ -59,7 +63,7 @@ class OpenAIEngine:
     @contextmanager
     def start(self, launch: Launch, log: Path) -> Iterator[AttachedSession]:
         """Attach: ask what is served, and keep that with the facts."""
-        address = str(launch.facts.url).rstrip("/").removesuffix("/v1")
+        address = _base(str(launch.facts.url))
         served = _served(address)
         extra = {key: served[key] for key in ("id", "owned_by", "root") if isinstance(served.get(key), str)}
         facts = launch.facts.model_copy(update={"served_model": served.get("id"), "extra": extra})
@@ -108,6 +112,11 @@ class AttachedSession:
     def reset(self) -> bool:
         """An attached server cannot be restarted by us."""
         return False
+
+
+def _base(url: str) -> str:
+    """The address without the `/v1` that many paste along."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def _served(address: str) -> Mapping[str, Any]:

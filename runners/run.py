@@ -190,7 +190,7 @@ class Runner:
             raise SpecbenchError(
                 f"{self.run_dir}: holds cells but no run.json; restore it, or give --out another place."
             )
-        if not path.exists():
+        if not path.exists() or mode == "resume":  # how many blocks are wanted may have changed
             trace.write_atomic(path, orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
         self._replies = self._history()
         history_sha256 = digest(self._replies, 64) if self._replies else None

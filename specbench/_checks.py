@@ -188,10 +188,9 @@ def host_busy(case: Case) -> str | None:
         "CPU pressure": host.cpu_pressure_share,
     }
     seen = ", ".join(f"{name} {share:.0%}" for name, share in known.items() if share is not None)
-    return (
-        f"Other work ran during the cell ({seen}): close it, "
-        f"or leave it a core with [[engine]] args.threads (now {case.record.facts.threads or 'unknown'})."
-    )
+    threads = case.record.facts.threads
+    spare = f", or leave it a core with [[engine]] args.threads (now {threads})" if threads != 1 else ""
+    return f"Other work ran during the cell ({seen}): close it{spare}."
 
 
 def client_near_ceiling(case: Case) -> str | None:

@@ -15,9 +15,11 @@ from specbench.validity import Code
 
 
 def reading(ratio: Ratio | None) -> str:
-    """`gain`, `loss`, `same` (the interval holds 1) or `none`."""
+    """`gain`, `loss`, `same` (the interval holds 1), `few` (blocks, to tell) or `none`."""
     if ratio is None:
         return "none"
+    if not ratio.settled:
+        return "few"
     return "gain" if ratio.low > 1 else "loss" if ratio.high < 1 else "same"
 
 
@@ -53,15 +55,20 @@ _OPENING = {
     "gain": "Speculative decoding paid here: {arms}.",
     "same": "Speculative decoding made no measurable difference here: {arms}.",
     "loss": "Speculative decoding did not pay here: {arms}.",
+    "few": "Too few blocks to tell whether speculative decoding pays here: {arms}.",
 }
-_FURTHER = {"same": "No measurable difference: {arms}.", "loss": "A loss: {arms}."}
+_FURTHER = {
+    "same": "No measurable difference: {arms}.",
+    "loss": "A loss: {arms}.",
+    "few": "Too few blocks to tell: {arms}.",
+}
 
 
 def _judge(arms: Sequence[Arm], paid: Mapping[str, Sequence[str]]) -> list[str]:
     of = {kind: [arm for arm in arms if reading(arm.speedup) == kind] for kind in _OPENING}
     if of["loss"] and not of["gain"]:
         # One sentence answers the question: an arm whose interval holds 1 did not pay either.
-        of = {"loss": of["same"] + of["loss"]}
+        of = {"loss": of["same"] + of["loss"], "few": of["few"]}
     sentences: list[str] = []
     for kind, mine in of.items():
         if mine:
@@ -120,7 +127,7 @@ def _explain(arm: Arm, several: bool) -> str | None:
     parts = [
         f"{name}: {al_all:.2f} tokens a step (AL_all){_acceptance(arm)}, which bounds its speedup at {al_all:.2f}×."
     ]
-    if arm.speedup:
+    if arm.speedup and arm.speedup.settled:
         parts.append(_cost(al_all / arm.speedup.estimate, al_all))
     if spread := _spread(arm):
         parts.append(spread)
@@ -143,7 +150,8 @@ def _cost(cost: float, al_all: float) -> str:
 
 def _spread(arm: Arm) -> str | None:
     known = sorted(
-        (g for g in arm.groups if g.speedup), key=lambda g: g.speedup.estimate if g.speedup else 0.0
+        (g for g in arm.groups if g.speedup and g.speedup.settled),
+        key=lambda g: g.speedup.estimate if g.speedup else 0.0,
     )
     if len(known) < 2:
         return None
@@ -170,7 +178,7 @@ def small_n(blocks: int) -> str:
     """For `small-n`."""
     return (
         f"The interval rests on {blocks} block{'s' if blocks != 1 else ''} and an assumed least spread of 2 %: "
-        "set repeat.blocks to 10 or more for an exact one."
+        "run 8 or more for an exact one (repeat.blocks, or --blocks with --resume)."
     )
 
 
@@ -192,7 +200,13 @@ def differs(same: Equality) -> str:
 
 def dropped(count: int, blocks: int) -> str:
     """For `host-busy` of a run."""
-    return f"{count} of {blocks} blocks were dropped because other work ran on the host: run again on a quiet one."
+    were = "block was" if blocks == 1 else "blocks were"
+    return f"{count} of {blocks} {were} dropped because other work ran on the host: run again on a quiet one."
+
+
+def unfinished(missing: Sequence[str]) -> str:
+    """For `unfinished`."""
+    return f"The plan asked for more than was measured ({'; '.join(missing)}): --resume with time to spend goes on."
 
 
 def mixed(blocks: int) -> str:

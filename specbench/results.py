@@ -12,6 +12,9 @@ from typing import Any
 
 from specbench.cell import Note
 
+MIN_BLOCKS = 3
+"""Below this the width of an interval is an assumption about the host, not something that was seen."""
+
 
 @dataclass(frozen=True)
 class Ratio:
@@ -26,6 +29,11 @@ class Ratio:
     """How the interval was made: `wilcoxon` (exact signed rank, from 8 blocks) or `welch` (small n)."""
     t_low: float | None = None
     t_high: float | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether enough blocks stand behind it to say anything."""
+        return self.blocks >= MIN_BLOCKS
 
 
 @dataclass(frozen=True)

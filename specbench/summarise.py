@@ -21,8 +21,10 @@ from specbench._checks import percentile_advice
 from specbench._view import Missing
 from specbench.cell import CellRecord, Note
 from specbench.equality import Texts, equality, texts_of
+from specbench.errors import SpecbenchError
 from specbench.host import is_busy
 from specbench.metrics import METRICS, CellView, compute, request_values
+from specbench.plan import check_plan
 from specbench.results import Arm, Distribution, Equality, Group, Position, Ratio, Summary
 from specbench.trace import Run, load
 from specbench.validity import Code, gravest_first, note
@@ -93,7 +95,7 @@ def summary(run: Run | str | Path) -> Summary:
     made = [_arm(group, cells, dropped) for group in _by_config(cells)]
     arms = tuple(arm for arm, _ in made)
     paid = {arm.config_id: categories for arm, categories in made}
-    notes = _run_notes(arms, cells, dropped, len(blocks))
+    notes = _run_notes(arms, cells, dropped, len(blocks), _unfinished(run, cells))
     first = cells[0].record if cells else None
     return Summary(
         run=first.run if first else run.path.name,
@@ -339,10 +341,12 @@ def _comparison_notes(
 
 
 def _run_notes(
-    arms: Sequence[Arm], cells: Sequence[_Cell], dropped: set[Key], blocks: int
+    arms: Sequence[Arm], cells: Sequence[_Cell], dropped: set[Key], blocks: int, unfinished: str | None
 ) -> tuple[Note, ...]:
     """Every arm's findings and the run's own."""
     notes = [n for arm in arms for n in arm.validity]
+    if unfinished:
+        notes.append(note(Code.UNFINISHED, unfinished))
     if not cells:
         notes.append(note(Code.NOTHING_SUCCEEDED, "The run holds no finished cell: finish it with --resume."))
     if blocks and len(dropped) / blocks > DROPPED_LIMIT:
@@ -354,3 +358,19 @@ def _run_notes(
     if mixed:
         notes.append(note(Code.MIXED_SESSIONS, _words.mixed(mixed)))
     return gravest_first(notes)
+
+
+def _unfinished(run: Run, cells: Sequence[_Cell]) -> str | None:
+    """What the plan asked for and the run does not hold, because of a budget or an interruption."""
+    try:
+        plan = check_plan(run.manifest["plan"], "run.json")
+    except (KeyError, SpecbenchError):
+        return None  # not a plan of this version: then nothing is claimed
+    asked = plan.repeat.blocks
+    counts = Counter(cell.key for cell in cells)
+    missing = []
+    for comparison in plan.comparisons():
+        whole = sum(n == 2 * len(comparison.arms) for (of, _), n in counts.items() if of == comparison.id)
+        if whole < asked:
+            missing.append(f"{whole} of {asked} blocks at concurrency {comparison.concurrency}")
+    return _words.unfinished(missing) if missing else None

@@ -335,11 +335,20 @@ class Run:
     @cached_property
     def frames(self) -> pd.DataFrame:
         """One row per output-carrying frame: `t_ns`, `tokens`, `step` (null where unknown)."""
-        columns = ["cell_id", "request", "prompt_id", "frame_ns", "frame_tokens", "frame_step"]
+        columns = [
+            "cell_id",
+            "method_label",
+            "request",
+            "prompt_id",
+            "frame_ns",
+            "frame_tokens",
+            "frame_step",
+        ]
         long = self.requests.loc[~self.requests["warmup"], columns]
         long = long.explode(["frame_ns", "frame_tokens", "frame_step"], ignore_index=True)
         names = {"frame_ns": "t_ns", "frame_tokens": "tokens", "frame_step": "step"}
-        return long.dropna(subset=["frame_ns"]).rename(columns=names).reset_index(drop=True)
+        long = long.dropna(subset=["frame_ns"]).rename(columns=names).reset_index(drop=True)
+        return long.astype({"t_ns": "int64", "tokens": "Int64", "step": "Int64"})
 
     @cached_property
     def acceptance(self) -> pd.DataFrame:

@@ -48,6 +48,7 @@ class Code(StrEnum):
     FEW_OUTPUT_TOKENS = "few-output-tokens"
     MIXED_SESSIONS = "mixed-sessions"
     SHORT_TAIL = "short-tail"
+    UNFINISHED = "unfinished"
     SMALL_N = "small-n"
     PERCENTILE_UNSUPPORTED = "percentile-unsupported"
 
@@ -59,7 +60,7 @@ _INVALID = (
     Code.BASELINE_DRAFTED,
     Code.NOT_STREAMED,
 )
-_NOTES = (Code.SHORT_TAIL, Code.SMALL_N, Code.PERCENTILE_UNSUPPORTED)
+_NOTES = (Code.SHORT_TAIL, Code.UNFINISHED, Code.SMALL_N, Code.PERCENTILE_UNSUPPORTED)
 SEVERITY: Mapping[Code, Severity] = {
     code: "invalid" if code in _INVALID else "note" if code in _NOTES else "warning" for code in Code
 }

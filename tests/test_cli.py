@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ from typing import Any
 import psutil
 import pytest
 
+from runners.openai import OpenAIEngine
 from specbench import cli
+from specbench.errors import SpecbenchError
+from specbench.plan import check_plan
 
 ROOT = Path(__file__).parent.parent
 PLAN = """
@@ -147,10 +151,30 @@ def test_a_mistake_in_a_plan_is_one_sentence(
     assert expected in said
 
 
-def test_settings_of_a_running_server_cannot_be_asked_for(tmp_path: Path, call: Call) -> None:
+def test_settings_of_a_running_server_cannot_be_asked_for() -> None:
+    """They would be ignored without a word."""
     text = PLAN.replace('name = "loopback"', 'name = "openai"\nurl = "http://127.0.0.1:1"')
-    (tmp_path / "plan.toml").write_text(text.replace('name = "ngram-simple"\nk = 4', 'name = "as-served"'))
-    assert "engine.args: " in refused(call("run", tmp_path / "plan.toml", "--out", tmp_path / "run"))
+    plan = check_plan(
+        tomllib.loads(text.replace('name = "ngram-simple"\nk = 4', 'name = "as-served"')), "plan"
+    )
+    with pytest.raises(SpecbenchError, match=r"^engine\.args: "):
+        OpenAIEngine().launch(plan.comparisons()[0].arms[0].config, "attached")
+
+
+def test_a_server_that_is_not_there_is_named_before_anything_is_written(tmp_path: Path, call: Call) -> None:
+    said = refused(
+        call(
+            "run",
+            "--url",
+            "http://127.0.0.1:1",
+            "--baseline-url",
+            "http://127.0.0.1:2",
+            "--out",
+            tmp_path / "r",
+        )
+    )
+    assert "http://127.0.0.1:2" in said or "http://127.0.0.1:1" in said
+    assert not (tmp_path / "r").exists()
 
 
 def test_an_interpreter_that_is_none_is_named(tmp_path: Path, call: Call) -> None:

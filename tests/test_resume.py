@@ -292,11 +292,18 @@ def short(blocks: int, budget_s: float | None = None) -> Plan:
 
 @pytest.mark.slow
 def test_blocks_and_budget_may_change_when_a_run_is_resumed(tmp_path: Path) -> None:
-    Runner(short(1, budget_s=0.001), tmp_path / "run").run()
+    Runner(short(2, budget_s=0.001), tmp_path / "run").run()
     assert len(trace.cell_dirs(tmp_path / "run")) == 4, "the first block always runs"
+    (found,) = [n for n in specbench.summary(tmp_path / "run").validity if n.code == "unfinished"]
+    assert "1 of 2 blocks at concurrency 2" in found.advice
     Runner(short(2), tmp_path / "run").run(resume=True)
     assert len(trace.cell_dirs(tmp_path / "run")) == 8
     assert not (tmp_path / "run" / "superseded").exists()
+    assert "unfinished" not in {n.code for n in specbench.summary(tmp_path / "run").validity}
+    Runner(short(3, budget_s=0.001), tmp_path / "run").run(resume=True)
+    assert "unfinished" not in {n.code for n in specbench.summary(tmp_path / "run").validity}, (
+        "one block fitted"
+    )
 
 
 @pytest.mark.slow

@@ -116,7 +116,9 @@ def test_frames_are_the_output_frames_of_measured_requests(run_dir: Path) -> Non
     run = specbench.load(run_dir)
     measured: Any = run.requests[~run.requests["warmup"]]
     assert len(run.frames) == int(measured["frame_ns"].map(len).sum())
-    assert list(run.frames.columns) == ["cell_id", "request", "prompt_id", "t_ns", "tokens", "step"]
+    columns = ["cell_id", "method_label", "request", "prompt_id", "t_ns", "tokens", "step"]
+    assert list(run.frames.columns) == columns
+    assert run.frames.groupby(["cell_id", "request"])["t_ns"].diff().dropna().ge(0).all()
 
 
 def test_load_of_something_else_is_one_sentence(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ PROSE = (
     "none of them true, and the goats had found the apples."
 )
 IN_SUMMARY = {
+    Code.UNFINISHED,
     Code.SMALL_N,
     Code.MIXED_SESSIONS,
     Code.SPEEDUP_ABOVE_AL,

@@ -6,6 +6,7 @@ import io
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from specbench.errors import SpecbenchError
@@ -44,6 +45,15 @@ def duration_s(text: str, flag: str) -> float:
     if not match or float(match[1]) <= 0:
         raise SpecbenchError(f"{flag}: {text!r} is not a time; write it like 90s, 20m or 1.5h.")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def free_path(path: Path) -> Path:
+    """The first of NAME, NAME.1, NAME.2 … that is not there yet."""
+    number, free = 0, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}.{number}")
+    return free
 
 
 def clock(seconds: float) -> str:

@@ -53,8 +53,7 @@ DEMO_PLAN = {
 
 def _set_aside(out: Path) -> None:
     """Keep an earlier run under the next free number."""
+    from specbench.cli._io import free_path
+
     if out.exists():
-        number = 1
-        while out.with_name(f"{out.name}.{number}").exists():
-            number += 1
-        out.rename(out.with_name(f"{out.name}.{number}"))
+        out.rename(free_path(out))

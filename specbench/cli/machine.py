@@ -18,6 +18,7 @@ def machine(
     if json_:
         emit(found)
         return
+    found["memory"] = f"{found.pop('memory_bytes') / 2**30:.1f} GiB"
     for name, value in found.items():
         shown = ", ".join(value) or "none" if isinstance(value, list) else value
         print(f"{name:>14}  {shown if shown is not None else 'unknown'}")

@@ -24,7 +24,8 @@ def run(
         bool, typer.Option("--dry-run", help="Print cells, commands, time and detectable effect.")
     ] = False,
     budget: Annotated[
-        str | None, typer.Option(help="Time to spend, such as 20m; decides how many blocks run.")
+        str | None,
+        typer.Option(help="Time to spend from now, such as 20m; decides how many blocks run (at least one)."),
     ] = None,
     blocks: Annotated[int | None, typer.Option(help="Blocks per comparison, instead of the plan's.")] = None,
     cell: Annotated[str | None, typer.Option(help="Run only this cell, by its id from --dry-run.")] = None,
@@ -47,11 +48,11 @@ def run(
     json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Measure a plan (or two URLs): every method against the baseline, in blocks, with intervals."""
-    from specbench.cli._io import duration_s, emit
+    from specbench.cli._io import duration_s, emit, free_path
 
     plan = _plan(plan_file, url, baseline_url, prompts, model, concurrency, max_tokens)
     plan = with_repeat(plan, blocks=blocks, budget_s=duration_s(budget, "--budget") if budget else None)
-    run_dir = out or Path("runs") / plan.name
+    run_dir = out or (Path("runs") / plan.name if plan_file else free_path(Path("runs") / plan.name))
     if dry_run:
         document = _dry_run(plan, run_dir)
         emit(document) if json_ else print(_dry_text(document))
@@ -208,6 +209,7 @@ def _dry_run(plan: Plan, run_dir: Path) -> dict[str, Any]:
             }
             for job in jobs
         ],
+        "prompts": len(runner.split.prompts),
         "requests_per_cell": sum(len(prompt.turns) for prompt in runner.split.prompts),
         "estimated_s": seconds,
         "estimate_basis": basis,
@@ -225,18 +227,21 @@ def _dry_text(document: dict[str, Any]) -> str:
         [c["cell_id"], str(c["block"] + 1), str(c["position"]), str(c["concurrency"]), c["method"]]
         for c in document["cells"]
     ]
-    commands = {c["method"]: shlex.join(c["command"]) for c in document["cells"]}
+    commands = {(c["method"], c["concurrency"]): shlex.join(c["command"]) for c in document["cells"]}
     effect = document["detectable_effect"]
     lines = [
         table(["cell", "block", "position", "concurrency", "method"], rows),
         "",
-        *(f"{method}:\n  {command}" for method, command in commands.items()),
+        *(f"{method}, concurrency {n}:\n  {command}" for (method, n), command in commands.items()),
         "",
-        f"{len(rows)} runs of {document['requests_per_cell']} requests, about {clock(document['estimated_s'])} "
-        f"({document['estimate_basis']}).",
+        f"{len(rows)} runs of {document['prompts']} prompts in {document['requests_per_cell']} requests, "
+        f"about {clock(document['estimated_s'])} ({document['estimate_basis']}).",
         f"With this many blocks a change of {effect['effect']:.1%} in TPOT can be told from noise "
         f"(80 % power, pair noise {effect['pair_noise']:.0%}).",
     ]
     if document["budget_s"] is not None:
-        lines.append(f"The budget of {clock(document['budget_s'])} may end the run after fewer blocks.")
+        lines.append(
+            f"The budget of {clock(document['budget_s'])} may end the run after fewer blocks: the first block always "
+            "runs, and each concurrency in turn takes what is left."
+        )
     return "\n".join(lines)
