@@ -206,7 +206,8 @@ def dropped(count: int, blocks: int) -> str:
 
 def unfinished(missing: Sequence[str]) -> str:
     """For `unfinished`."""
-    return f"The plan asked for more than was measured ({'; '.join(missing)}): --resume with time to spend goes on."
+    what = "; ".join(missing)
+    return f"The plan asked for more than was measured ({what}): a larger --budget, or `run` with --resume, fills it."
 
 
 def mixed(blocks: int) -> str:
