@@ -1,7 +1,7 @@
 """What every form of the report shows of a `Summary`: which arms, under which names, in which order.
 
-Boundary: selects, groups and names; all numbers stay fields of the summary. The one reading made here is
-on which side of 1 an interval lies, so that table, figure and headline use the same word and sign.
+Boundary: selects, groups and names; all numbers stay fields of the summary, and what an interval
+says is `specbench.results.reading`, so that table, figure, headline and verdict agree.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specbench.cell import Note
-from specbench.results import Arm, Equality, Ratio, Summary
-
-Reading = Literal["faster", "slower", "unclear", "few", "none"]
+from specbench.results import Arm, Equality, Ratio, Reading, Summary, reading
 
 SEVERITIES = ("invalid", "warning", "note")
 
 WORDS: dict[Reading, tuple[str, str]] = {
-    "faster": ("▲", "faster"),
-    "slower": ("▼", "slower"),
-    "unclear": ("○", "no measurable difference"),
+    "gain": ("▲", "faster"),
+    "loss": ("▼", "slower"),
+    "same": ("○", "no measurable difference"),
     "few": ("·", "too few blocks to tell"),
     "none": ("–", "not compared"),
 }
@@ -56,27 +54,16 @@ class EqualityRow:
     first_divergence_median: float | None
 
 
-def reading(ratio: Ratio | None) -> Reading:
-    """On which side of 1 the whole interval lies, where enough blocks stand behind it."""
-    if ratio is None:
-        return "none"
-    if not ratio.settled:
-        return "few"
-    if ratio.low > 1:
-        return "faster"
-    return "slower" if ratio.high < 1 else "unclear"
-
-
 def mark(summary: Summary) -> Mark:
     """The headline's mark, from `ok` and the readings of the measured arms."""
     if not summary.ok:
         return Mark("✕", "Not usable", "void")
     seen = {reading(arm.speedup) for arm in compared(summary)} - {"none"}
-    if {"faster", "slower"} <= seen:
+    if {"gain", "loss"} <= seen:
         return Mark("▲▼", "Mixed: faster and slower", "neutral")
-    if "faster" in seen:
+    if "gain" in seen:
         return Mark("▲", "Faster", "good")
-    if seen - {"few"} == {"slower"}:
+    if seen - {"few"} == {"loss"}:
         return Mark("▼", "Slower", "bad")
     if seen == {"few"}:
         return Mark("·", "Too few blocks to tell", "neutral")

@@ -30,7 +30,7 @@ from reports._svg import (
     pen,
     wrap,
 )
-from specbench.results import Arm, Distribution, Ratio, Summary
+from specbench.results import Arm, Distribution, Ratio, Summary, reading
 
 WIDE, NARROW = 880.0, 340.0
 MARGIN = 54.0
@@ -206,16 +206,16 @@ def _sides(canvas: Canvas, axes: Axes, left: float, width: float) -> None:
 
 _UNIT: dict[str, Any] = {"color": INK, "lw": 1.2, "solid_capstyle": "butt"}
 _SIGNS = {
-    "faster": (FASTER, "^", True),
-    "slower": (SLOWER, "v", True),
-    "unclear": (INK, "o", False),
+    "gain": (FASTER, "^", True),
+    "loss": (SLOWER, "v", True),
+    "same": (INK, "o", False),
     "few": (MUTED, "o", False),
 }
 
 
 def _whisker(axes: Axes, ratio: Ratio, y: float, low: float, high: float) -> None:
     """An interval with its estimate; an arrow head where the interval runs past the axis."""
-    colour, marker, filled = _SIGNS[_view.reading(ratio)]
+    colour, marker, filled = _SIGNS[reading(ratio)]
     start = max(ratio.low, low) if known(ratio.low) else low
     end = min(ratio.high, high) if known(ratio.high) else high
     axes.plot([start, end], [y, y], color=colour, lw=2.2, solid_capstyle="butt", clip_on=False)

@@ -19,12 +19,12 @@ from markupsafe import Markup
 from reports import _format, _view, figures
 from specbench import __version__
 from specbench.metrics import METRICS
-from specbench.results import Arm, Summary, to_dict
+from specbench.results import Arm, Summary, reading, to_dict
 
 EMBED_LIMIT_BYTES = 600_000
 """Above this the embedded data leave out the values behind the latency curves, so the page stays mailable."""
 
-TONES = {"faster": "good", "slower": "bad", "unclear": "neutral", "few": "neutral", "none": "neutral"}
+TONES = {"gain": "good", "loss": "bad", "same": "neutral", "few": "neutral", "none": "neutral"}
 SEVERITY = {
     "invalid": {"sign": "✕", "tone": "void"},
     "warning": {"sign": "⚠\ufe0e", "tone": "bad"},
@@ -112,7 +112,7 @@ def _environment() -> Environment:
         "fixed": _format.fixed,
         "plural": _format.plural,
         "tight": _format.tight,
-        "read": _view.reading,
+        "read": reading,
         "group_speedup": _view.group_speedup,
         "words": _view.WORDS,
         "tones": TONES,

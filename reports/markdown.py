@@ -12,7 +12,7 @@ from typing import Any
 
 from reports import _view
 from reports._format import MISSING, fixed, interval, milliseconds, number, percent, plural
-from specbench.results import Arm, Summary
+from specbench.results import Arm, Summary, reading
 
 _SEVERITY_SIGN = {"invalid": "✕", "warning": "⚠", "note": "·"}
 
@@ -63,7 +63,7 @@ def _speedups(title: str, arms: Sequence[Arm], summary: Summary) -> Iterator[str
 
 
 def _speedup_row(arm: Arm, name: str) -> list[str]:
-    sign, word = _view.WORDS[_view.reading(arm.speedup)]
+    sign, word = _view.WORDS[reading(arm.speedup)]
     return [
         _text(name),
         "1×" if arm.baseline else interval(arm.speedup),

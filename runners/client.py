@@ -16,9 +16,9 @@ import os
 import select
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, TypeVar, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -26,6 +26,7 @@ import httptools
 from runners.spill import Read, Spill
 from specbench.errors import SpecbenchError
 
+T = TypeVar("T")
 Eof = Literal["complete", "closed", "reset", "timeout", "refused"]
 
 CONNECT_TIMEOUT_S = 10.0
@@ -168,6 +169,16 @@ class Client:
         for connection in list(self._busy):
             connection.check_time(now, self._total_ns, self._idle_ns)
         self._sweeper = asyncio.get_running_loop().call_later(self._sweep_s, self._sweep)
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on uvloop where the platform has it."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
 
 
 class _Connection(asyncio.Protocol):

@@ -12,9 +12,8 @@ import orjson
 
 from runners import frames
 from runners.base import Engine, Launch, Stream
-from runners.client import Client
+from runners.client import Client, run_async
 from runners.load import Conversation, Player, closed_loop, conversations
-from runners.measure import run_async
 from specbench.cell import Config
 from specbench.errors import InvalidMeasurement, SpecbenchError
 from specbench.trace import write_atomic

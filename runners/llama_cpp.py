@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import os
 import shutil
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from runners import counters, gguf
 from runners.base import Availability, Counts, Launch, Raw, Request, Stream, Where
 from runners.counts import SPECULATIVE, llama_counts
 from runners.server import ServerProcess, last_line, serve
+from specbench import host
 from specbench.cell import Config, Facts, Method
 from specbench.errors import SpecbenchError, Unsupported
 from specbench.models import ModelFile, resolve
@@ -400,7 +400,7 @@ def _count(args: Mapping[str, Scalar], name: str, default: int) -> int:
 
 def _threads(args: Mapping[str, Scalar]) -> int:
     """One core is left to the client unless the config says otherwise."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = host.cores()
     value = args.get("threads", "cores-1")
     named = {"cores": cores, "cores-1": max(cores - 1, 1)}
     if isinstance(value, str):

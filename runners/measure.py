@@ -18,7 +18,7 @@ import orjson
 
 from runners import frames
 from runners.base import Counts, Engine, Launch, Raw, RequestCounts, Session, Stream
-from runners.client import Client
+from runners.client import Client, run_async
 from runners.load import Conversation, Player, Sent, closed_loop
 from specbench import bandwidth, host, metrics, trace, validity
 from specbench.cell import CellRecord, ClientUse, Facts, HostBusy, Machine
@@ -120,16 +120,6 @@ def measure(
     record = _record(job, facts, window, client, counts, around)
     prompts = [turn for conversation in played for turn in conversation.prompt.turns]
     return Measured(_judged(record, rows, texts, counts, prompts), rows, texts)
-
-
-def run_async(work: Any) -> Any:
-    """Run a coroutine on uvloop where the platform has it."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(work)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
 
 
 async def _drive(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
 
 from runners.base import Engine
 from specbench.errors import SpecbenchError
+from specbench.plan import nearest
 
 
 def _llamacpp() -> Engine:
@@ -38,6 +38,6 @@ def get(name: str) -> Engine:
     """The adapter of this name. Raises SpecbenchError that names the ones there are."""
     if name in ENGINES:
         return ENGINES[name]()
-    near = get_close_matches(name, ENGINES, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]}?" if near else "."
+    near = nearest(name, ENGINES)
+    hint = f"; did you mean {near}?" if near else "."
     raise SpecbenchError(f"engine.name: {name} is not an engine; use one of {', '.join(ENGINES)}{hint}")

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import platform
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -33,10 +32,13 @@ import orjson
 
 from runners import frames
 from runners.base import Stream
-from runners.client import Client, Exchange
+from runners.client import Client, Exchange, run_async
 from runners.loopback import command
 from runners.server import serve
+from specbench import host
 from specbench.errors import SpecbenchError
+from specbench.models import cache_dir
+from specbench.trace import write_atomic
 
 PATH = "/v1/chat/completions"
 DRAIN_STREAMS, DRAIN_TOKENS, DRAIN_BURST = 64, 256, 8
@@ -106,7 +108,7 @@ def run_selftest(quick: bool = False) -> SelfTest:
         duration_s=time.monotonic() - started,
         python=platform.python_version(),
         uvloop=_uvloop_version(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=host.cores(),
     )
 
 
@@ -134,7 +136,7 @@ def _timed(address: str, streams: int, rounds: int, tokens: int) -> tuple[list[S
     gc.disable()  # as in a measured window
     before = time.process_time()
     try:
-        exchanges = _run(_drive(address, streams, rounds, tokens))
+        exchanges = run_async(_drive(address, streams, rounds, tokens))
     finally:
         gc.enable()
     parsed = [frames.parse(exchange) for exchange in exchanges]
@@ -157,15 +159,6 @@ async def _drive(address: str, streams: int, rounds: int, tokens: int) -> list[E
         for number in range(streams):
             group.create_task(worker(number, client))
     return [exchange for exchanges in kept for exchange in exchanges]
-
-
-def _run(work: Coroutine[Any, Any, list[Exchange]]) -> list[Exchange]:
-    if _uvloop_version() is None:
-        return asyncio.run(work)
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
 
 
 def _uvloop_version() -> str | None:
@@ -220,20 +213,13 @@ def ceiling(quick: bool = True) -> float | None:
 
 def remember(result: SelfTest) -> None:
     """Keep a result for `cached_ceiling`; a cache that cannot be written is no error."""
-    path = _cache_path()
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(orjson.dumps({"key": _cache_key(), "selftest": asdict(result)}))
-        part.replace(path)
+        write_atomic(_cache_path(), orjson.dumps({"key": _cache_key(), "selftest": asdict(result)}))
 
 
 def _cache_path() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "specbench" / "ceiling.json"
+    return cache_dir() / "ceiling.json"
 
 
 def _cache_key() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    booted = boot.read_text().strip() if boot.exists() else platform.node()
-    return f"{booted} {platform.python_version()} {sys.executable}"
+    return f"{host.boot_id() or platform.node()} {platform.python_version()} {sys.executable}"

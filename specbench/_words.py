@@ -10,17 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specbench.cell import CellRecord, Note
-from specbench.results import Arm, Equality, Group, Ratio
+from specbench.results import Arm, Equality, Group, Ratio, reading
 from specbench.validity import Code
-
-
-def reading(ratio: Ratio | None) -> str:
-    """`gain`, `loss`, `same` (the interval holds 1), `few` (blocks, to tell) or `none`."""
-    if ratio is None:
-        return "none"
-    if not ratio.settled:
-        return "few"
-    return "gain" if ratio.low > 1 else "loss" if ratio.high < 1 else "same"
 
 
 def interval(ratio: Ratio) -> str:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, Literal
 
 from specbench.cell import Note
+
+Reading = Literal["gain", "loss", "same", "few", "none"]
+"""What an interval says: above 1, below 1, holding 1, resting on too few blocks, or not there."""
 
 MIN_BLOCKS = 3
 """Below this the width of an interval is an assumption about the host, not something that was seen."""
@@ -34,6 +37,15 @@ class Ratio:
     def settled(self) -> bool:
         """Whether enough blocks stand behind it to say anything."""
         return self.blocks >= MIN_BLOCKS
+
+
+def reading(ratio: Ratio | None) -> Reading:
+    """On which side of 1 the whole interval lies, where enough blocks stand behind it."""
+    if ratio is None:
+        return "none"
+    if not ratio.settled:
+        return "few"
+    return "gain" if ratio.low > 1 else "loss" if ratio.high < 1 else "same"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from specbench import _words, trace
 from specbench.cell import Acceptance, CellRecord, Method
 from specbench.errors import SpecbenchError
 from specbench.metrics import METRICS
-from specbench.results import Arm, Ratio, Summary, cells_json, to_dict
+from specbench.results import Arm, Ratio, Summary, cells_json, reading, to_dict
 from specbench.summarise import summary
 from tests.make_run import CATEGORIES, PromptSpec, make_run
 
@@ -349,9 +349,9 @@ def test_explanation_is_arithmetic_on_the_record(ten: Summary) -> None:
 def test_readings_follow_the_interval_alone(ten: Summary) -> None:
     ratio = drafting(ten).speedup
     assert ratio is not None
-    assert _words.reading(replace(ratio, low=1.01, high=1.2)) == "gain"
-    assert _words.reading(replace(ratio, low=0.99, high=1.2)) == "same"
-    assert _words.reading(replace(ratio, low=0.8, high=0.99)) == "loss"
+    assert reading(replace(ratio, low=1.01, high=1.2)) == "gain"
+    assert reading(replace(ratio, low=0.99, high=1.2)) == "same"
+    assert reading(replace(ratio, low=0.8, high=0.99)) == "loss"
     assert _words.interval(Ratio(1.213, 1.154, 1.271, 0.95, 10, "wilcoxon")) == "1.21× [1.15, 1.27]"
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from runners.run import Runner
 
 PAIR_NOISE = 0.04
-"""Spread of one pair's log ratio with threads = cores − 1, from repeated A/A runs (docs/measurements.md)."""
+"""Spread of one block's log ratio with threads = cores − 1: 3.7 % in a demo run, rounded up (docs/measurements.md)."""
 _START_S = 1.0
 _PROMPT_CHARACTERS_PER_TOKEN = 4.0
 _READ_BYTES_PER_S = 12e9
