@@ -1,6 +1,70 @@
 """Analytic cost models of decoding: bytes, FLOPs, time, speedup and crossovers.
 
-Boundary: a library on its own; it imports no engine, no torch and no command line.
+    from models_roofline import Acceptance, find_device, load_model, predict
+
+    found = predict(load_model("llama-3.1-8b"), find_device("H100-SXM5-80GB"), method="eagle3", k=[1, 3, 5],
+                    batch=8, context=4096, acceptance=Acceptance.from_rate(0.75))
+    found.speedup, found.frame()
+
+Boundary: a library on its own; it imports no engine, no torch and no command line. Names load on first use.
 """
 
-__all__: list[str] = []
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from models_roofline.acceptance import Acceptance, AcceptanceByContext, parse_acceptance
+    from models_roofline.architecture import Architecture
+    from models_roofline.crossovers import crossover
+    from models_roofline.errors import RooflineError
+    from models_roofline.families import from_config, load_model, with_weights
+    from models_roofline.hardware import Device, find_device, identify
+    from models_roofline.ledger import forward
+    from models_roofline.methods import METHODS, DraftOptions, find_method
+    from models_roofline.profile import Profile, load_profile, profile_for
+    from models_roofline.speedup import Prediction, Settings, predict
+    from models_roofline.timing import step_time
+
+_HOMES = {
+    "Acceptance": "acceptance", "AcceptanceByContext": "acceptance", "parse_acceptance": "acceptance",
+    "Architecture": "architecture", "crossover": "crossovers", "RooflineError": "errors",
+    "from_config": "families", "load_model": "families", "with_weights": "families",
+    "Device": "hardware", "find_device": "hardware", "identify": "hardware",
+    "forward": "ledger", "METHODS": "methods", "DraftOptions": "methods", "find_method": "methods",
+    "Profile": "profile", "load_profile": "profile", "profile_for": "profile",
+    "Prediction": "speedup", "Settings": "speedup", "predict": "speedup", "step_time": "timing",
+}  # fmt: skip
+
+__all__ = [
+    "METHODS",
+    "Acceptance",
+    "AcceptanceByContext",
+    "Architecture",
+    "Device",
+    "DraftOptions",
+    "Prediction",
+    "Profile",
+    "RooflineError",
+    "Settings",
+    "crossover",
+    "find_device",
+    "find_method",
+    "forward",
+    "from_config",
+    "identify",
+    "load_model",
+    "load_profile",
+    "parse_acceptance",
+    "predict",
+    "profile_for",
+    "step_time",
+    "with_weights",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"models_roofline.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'models_roofline' has no attribute {name!r}")

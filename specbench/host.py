@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from specbench import device
 from specbench.cell import HostBusy, Machine
 
 # The limits come from llama.cpp with one thread on a 2-core virtual machine, beside threads of other owners;
@@ -51,7 +52,7 @@ PRESSURE_LIMIT = 0.35
 
 def machine() -> Machine:
     """What this host is. Never raises; what cannot be read is empty or None."""
-    gpus, driver = _gpus()
+    found = device.read_gpus()
     return Machine(
         hostname=platform.node(),
         cpu=_cpu_name(),
@@ -59,8 +60,8 @@ def machine() -> Machine:
         memory_bytes=psutil.virtual_memory().total,
         os=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
-        gpus=gpus,
-        driver=driver,
+        gpus=found.names,
+        driver=found.driver,
         boot_id=boot_id(),
     )
 
@@ -84,30 +85,6 @@ def _cpu_name() -> str:
         if key.strip() in ("model name", "Model", "cpu model"):
             return value.strip()
     return platform.processor() or platform.machine()
-
-
-def _gpus() -> tuple[tuple[str, ...], str | None]:
-    """Names of the NVIDIA devices and the driver; nothing where there is no library, driver or permission."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:
-        # The library is absent, or raises its own error types without a driver: no GPU to name either way.
-        return (), None
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        names = tuple(_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
-        return names, _text(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError:
-        return (), None
-    finally:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _read(path: str) -> str | None:
