@@ -1,0 +1,275 @@
+"""Constants that turn bytes and FLOPs into time on one device, each with its interval and its source.
+
+A profile holds the device's rates (datasheet peaks from the catalogue, or measured ones) and, per kind of operation,
+the constants of the time formulas in `timing`. Shares are of those rates. Shipped constants are fitted to published
+kernel timings by `python -m models_roofline.fit` (table and errors: docs/constants.md); a device without a fit takes
+the medians over the fitted ones, with the interval over them and the error of predicting a device from the others. A
+user's own profile is a JSON file of the same shape as `Profile.to_dict`.
+
+Boundary: data and its reading. No formula, no fitting.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from models_roofline.errors import RooflineError
+
+if TYPE_CHECKING:
+    from models_roofline.hardware import Device
+
+SCHEMA = 1
+
+KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "gemm": (
+        ("bf16", "fp8"),
+        ("floor_s", "bandwidth_share", "compute_share", "sharpness", "small_tile", "tile"),
+    ),
+    "attention": (
+        ("bf16", "fp8"),
+        ("floor_s", "sequence_s", "bandwidth_share", "sharpness", "split_s", "compute_share"),
+    ),
+    "experts": (
+        ("bf16", "fp8", "fp8_block", "mxfp4"),
+        ("floor_s", "bandwidth_share", "compute_share", "sharpness"),
+    ),
+    "state": (("any",), ("floor_s", "bandwidth_share", "compute_share")),
+    "comm": (("any",), ("floor_s", "bandwidth_share")),
+    "host": (("any",), ("floor_s",)),
+}
+"""Per kind of operation: its variants (by number format) and the constants each of them has."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number with the range it may lie in and where it comes from."""
+
+    value: float
+    low: float
+    high: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The constants of one kind of operation, and how far its times were off where it was held out."""
+
+    constants: Mapping[str, Constant]
+    error_median: float
+    """|predicted / measured − 1|, median over held-out rows."""
+    error_p90: float
+
+    def __getitem__(self, name: str) -> float:
+        return self.constants[name].value
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Rates of a device and constants of its kernels."""
+
+    device: str
+    basis: str
+    """In words: what the constants were fitted on, or that they are defaults."""
+    bandwidth_bytes_per_s: float
+    peak_flops: Mapping[str, float]
+    """FLOP/s by number type."""
+    link_bytes_per_s: float | None
+    """One direction, to all peers together; None: the device has no link that is known."""
+    kernels: Mapping[str, Mapping[str, Kernel]]
+    widens: bool = False
+    """The device computes a number type that it lacks in fp32, as CPUs do."""
+
+    def peak(self, compute: str) -> float:
+        """FLOP/s in that number type. Raises RooflineError that lists those the device has."""
+        if compute in self.peak_flops:
+            return self.peak_flops[compute]
+        if self.widens and "fp32" in self.peak_flops:
+            return self.peak_flops["fp32"]
+        has = ", ".join(self.peak_flops) or "none at all; name one in --devices"
+        raise RooflineError(f"--weights: {self.device} has no {compute} peak; it has {has}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The profile as JSON values; `profile_from_dict` reads it back."""
+        return {
+            "schema": SCHEMA,
+            "device": self.device,
+            "basis": self.basis,
+            "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
+            "peak_flops": dict(self.peak_flops),
+            "link_bytes_per_s": self.link_bytes_per_s,
+            "widens": self.widens,
+            "kernels": kernels_to_dict(self.kernels),
+        }
+
+
+def profile_for(device: Device) -> Profile:
+    """The shipped profile of a catalogue device: its own fit, or the defaults of GPUs or CPUs."""
+    cpu = device.kind == "cpu"
+    layers = [_shipped("assumed"), _shipped("cpu" if cpu else "default")]
+    if _shipped_path(device.id).is_file():
+        layers.append(_shipped(device.id))
+    return Profile(
+        device=device.id,
+        basis=str(layers[-1]["basis"]),
+        bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
+        peak_flops={name: device.peak_flops(name) for name in device.dtypes},
+        link_bytes_per_s=device.link_bytes_per_s,
+        kernels=_kernels(_overlaid(*(layer["kernels"] for layer in layers)), "kernels"),
+        widens=cpu,
+    )
+
+
+def load_profile(path: Path, device: Device | None = None) -> Profile:
+    """A profile from a JSON file; what the file leaves out is taken from the shipped profile of `device`.
+
+    Raises RooflineError that names the file and the field to mend.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RooflineError(f"--profile: there is no file {path}.") from None
+    except (OSError, ValueError) as error:
+        raise RooflineError(f"--profile: {path} cannot be read as JSON: {error}.") from None
+    try:
+        return profile_from_dict(_completed(raw, device) if device else raw)
+    except RooflineError as error:
+        raise RooflineError(f"--profile: {path}: {error}") from None
+
+
+def _completed(raw: Any, device: Device) -> dict[str, Any]:
+    fields, base = _mapping(raw, "the profile"), profile_for(device).to_dict()
+    kernels = _overlaid(base["kernels"], _mapping(fields.get("kernels", {}), "kernels"))
+    return base | {"schema": fields.get("schema")} | dict(fields) | {"kernels": kernels}
+
+
+def _overlaid(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Kernels by kind and variant, later layers over earlier ones."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for kind, variants in layer.items():
+            merged[kind] = merged.get(kind, {}) | dict(_mapping(variants, f"kernels.{kind}"))
+    return merged
+
+
+def profile_from_dict(raw: Any) -> Profile:
+    """A profile from `Profile.to_dict`'s shape. Raises RooflineError naming the field."""
+    fields = _mapping(raw, "the profile")
+    if fields.get("schema") != SCHEMA:
+        raise RooflineError(f"schema is {fields.get('schema')!r}; this version reads {SCHEMA}.")
+    link = fields.get("link_bytes_per_s")
+    peaks = _mapping(_get(fields, "peak_flops"), "peak_flops")
+    return Profile(
+        device=str(_get(fields, "device")),
+        basis=str(_get(fields, "basis")),
+        bandwidth_bytes_per_s=_number(
+            _get(fields, "bandwidth_bytes_per_s"), "bandwidth_bytes_per_s", above=0
+        ),
+        peak_flops={name: _number(value, f"peak_flops.{name}", above=0) for name, value in peaks.items()},
+        link_bytes_per_s=None if link is None else _number(link, "link_bytes_per_s", above=0),
+        kernels=_kernels(_get(fields, "kernels"), "kernels"),
+        widens=bool(fields.get("widens", False)),
+    )
+
+
+def kernels_to_dict(kernels: Mapping[str, Mapping[str, Kernel]]) -> dict[str, Any]:
+    """Kernels as JSON values."""
+    return {
+        kind: {
+            variant: {
+                "error_median": kernel.error_median,
+                "error_p90": kernel.error_p90,
+                **{name: vars(constant) for name, constant in kernel.constants.items()},
+            }
+            for variant, kernel in variants.items()
+        }
+        for kind, variants in kernels.items()
+    }
+
+
+def _kernels(raw: Any, where: str) -> dict[str, dict[str, Kernel]]:
+    kinds = _mapping(raw, where)
+    _check_known(kinds, KERNELS, where)
+    return {kind: _complete(kind, _get(kinds, kind, where)) for kind in KERNELS}
+
+
+def _complete(kind: str, raw: Any) -> dict[str, Kernel]:
+    variants = _variants(kind, raw)
+    for name in KERNELS[kind][0]:
+        _get(variants, name, f"kernels.{kind}")
+    return variants
+
+
+def _variants(kind: str, raw: Any) -> dict[str, Kernel]:
+    where = f"kernels.{kind}"
+    variants = _mapping(raw, where)
+    _check_known(variants, KERNELS[kind][0], where)
+    return {name: _kernel(kind, value, f"{where}.{name}") for name, value in variants.items()}
+
+
+def _check_known(fields: Iterable[str], known: Collection[str], where: str) -> None:
+    for name in fields:
+        if name not in known:
+            raise RooflineError(f"{where}.{name} is unknown; known: {', '.join(known)}.")
+
+
+def _kernel(kind: str, raw: Any, where: str) -> Kernel:
+    fields = _mapping(raw, where)
+    return Kernel(
+        constants={
+            name: _constant(_get(fields, name, where), f"{where}.{name}") for name in KERNELS[kind][1]
+        },
+        error_median=_number(_get(fields, "error_median", where), f"{where}.error_median"),
+        error_p90=_number(_get(fields, "error_p90", where), f"{where}.error_p90"),
+    )
+
+
+def _constant(raw: Any, where: str) -> Constant:
+    fields = _mapping(raw, where)
+    value, low, high = (
+        _number(_get(fields, name, where), f"{where}.{name}") for name in ("value", "low", "high")
+    )
+    if not low <= value <= high:
+        raise RooflineError(f"{where}: value {value:g} lies outside its interval {low:g} to {high:g}.")
+    positive = where.rsplit(".", 1)[1] in (
+        "bandwidth_share",
+        "compute_share",
+        "sharpness",
+        "small_tile",
+        "tile",
+    )
+    if positive and value == 0:
+        raise RooflineError(f"{where}: must be above 0.")
+    return Constant(value, low, high, str(fields.get("source", "")))
+
+
+def _number(raw: Any, where: str, above: float | None = None) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, int | float) or not 0 <= raw < float("inf"):
+        raise RooflineError(f"{where}: {raw!r} is not a number of 0 or more.")
+    if above is not None and raw <= above:
+        raise RooflineError(f"{where}: must be above {above:g}.")
+    return float(raw)
+
+
+def _mapping(raw: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(raw, Mapping):
+        raise RooflineError(f"{where}: expected an object with fields, not {raw!r}.")
+    return cast(Mapping[str, Any], raw)
+
+
+def _get(fields: Mapping[str, Any], name: str, where: str = "") -> Any:
+    if name not in fields:
+        raise RooflineError(f"{f'{where}.' if where else ''}{name} is missing.")
+    return fields[name]
+
+
+def _shipped_path(name: str) -> Path:
+    return Path(str(resources.files("models_roofline"))) / "data" / "profiles" / f"{name}.json"
+
+
+def _shipped(name: str) -> dict[str, Any]:
+    return cast(dict[str, Any], json.loads(_shipped_path(name).read_text(encoding="utf-8")))
