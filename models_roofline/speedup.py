@@ -1,0 +1,410 @@
+"""Seconds a token and speedup of any method over batch, context, draft length and sparsity.
+
+One algebra for every method (`methods`), over one ledger (`ledger`, `timing`):
+
+    T_round = combine(T_draft(k), T_verify(tokens))          tokens = 1 + verified drafts
+    AL      = 1 + coverage · Σ p_j                           p_j: first j drafts accepted
+    TPOT    = T_round / AL           speedup = AL · T_step / T_round
+
+`combine` adds (serial), takes the larger (overlapped, PEARL 2408.11850) or hides a share (SSD 2603.03251). Where
+drafts are sometimes missing (coverage c < 1), a step of `batch` sequences verifies nothing with chance (1 − c)^batch
+and otherwise the mean number of drafts, which is exact at batch 1. Upper bounds: AL for a lossless method at equal
+batch; with drafts for free, AL · T_step / T_verify; an oracle that has every draft accepted, (k + 1) · T_step / T_round.
+
+A round is kernels only unless an engine's overhead is given, so speedups are upper estimates: in vLLM on H100 a
+round took 1.2 ms beyond its parts, and drafting with an EAGLE head 2.1 ms (SpecDecode-Bench, 2601.11580). Intervals are the held-out errors
+of the kernels.
+
+Boundary: predicts; it measures nothing. Everything broadcasts as numpy does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from models_roofline.acceptance import Acceptance, AcceptanceByContext
+from models_roofline.architecture import Architecture
+from models_roofline.errors import RooflineError
+from models_roofline.experts import Routing
+from models_roofline.formats import kv_bytes
+from models_roofline.hardware import Device
+from models_roofline.ledger import forward
+from models_roofline.memory import Footprint, cache_bytes, check_fits
+from models_roofline.methods import DraftOptions, Method, find_method
+from models_roofline.profile import Profile, profile_for
+from models_roofline.timing import StepTime, step_time
+
+Array = NDArray[np.float64]
+Launch = Literal["graph", "eager"]
+AnyAcceptance = Acceptance | AcceptanceByContext
+
+HIT_RATE = 0.85
+"""Share of rounds whose drafts were made ahead for the outcome that came; 80 to 90 % is reported for SSD."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the model is run; what all cells of one prediction share."""
+
+    kv: str = "bf16"
+    tp: int = 1
+    launch: Launch = "graph"
+    routing: Routing = "independent"
+    overlap: float = 0.0
+    """How far the drafts of one request use the same experts: 0 independent, 1 all the same."""
+    draft_tp: int | None = None
+    """Devices of the drafter; None: as many as the target's."""
+    hit_rate: float = HIT_RATE
+    graph_sizes: tuple[int, ...] | None = None
+    """Rows of the captured graphs: a step is padded to the next, and beyond the largest runs eagerly."""
+    tree_nodes: int | None = None
+    """Drafted tokens of a verification tree, root apart; None: a chain of k."""
+    overhead_s: float = 0.0
+    """What an engine adds to every round with drafts beyond its kernels: sampling, scheduling, host work."""
+    check_memory: bool = True
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is expected of every cell; arrays broadcast to `shape`, times in seconds.
+
+    `terms` are the parts of one round, and add up to `t_round_s`.
+    """
+
+    method: Method
+    target: Architecture
+    device: Device
+    batch: Array
+    context: Array
+    k: Array
+    keep_projection: Array
+    keep_kv: Array
+    al: Array
+    prefill_s: Array
+    """To take in a prompt of `context` tokens, one sequence alone."""
+    t_step_s: Array
+    t_verify_s: Array
+    t_draft_s: Array
+    t_round_s: Array
+    round_low_s: Array
+    round_high_s: Array
+    bound: Array
+    """Largest speedup that this acceptance allows: AL, times what sparsity alone gives where some is asked for."""
+    bound_free_draft: Array
+    bound_oracle: Array
+    speedup: Array
+    """Over dense autoregressive decoding at the same batch and context."""
+    speedup_low: Array
+    speedup_high: Array
+    terms: Mapping[str, Array]
+    overhead_free: bool = True
+    """No engine overhead was given: kernels only."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole grid."""
+        return np.broadcast_shapes(self.speedup.shape, self.k.shape, self.batch.shape, self.context.shape)
+
+    @property
+    def tpot_s(self) -> Array:
+        """Seconds of one output token of one sequence."""
+        return self.t_round_s / self.al
+
+    @property
+    def tokens_per_s(self) -> Array:
+        """Output tokens a second of all sequences together."""
+        return self.batch * self.al / self.t_round_s
+
+    @property
+    def target_efficiency(self) -> Array:
+        """T(m = batch) / T(m = batch · width): what verification keeps of a plain step's speed."""
+        return self.t_step_s / self.t_verify_s
+
+    def frame(self) -> pd.DataFrame:
+        """One row a cell; terms as columns `term_NAME_s`."""
+        columns = self._columns() | {f"term_{name}_s": value for name, value in self.terms.items()}
+        return pd.DataFrame({name: np.broadcast_to(v, self.shape).ravel() for name, v in columns.items()})
+
+    def cells(self) -> list[dict[str, Any]]:
+        """One plain record a cell, as `predict --json` prints them."""
+        rows = self.frame().to_dict("records")
+        return [_record(row) for row in rows]
+
+    def _columns(self) -> dict[str, Array]:
+        return {
+            "batch": self.batch, "context": self.context, "k": self.k,
+            "keep_projection": self.keep_projection, "keep_kv": self.keep_kv,
+            "tpot_s": self.tpot_s, "tpot_low_s": self.round_low_s / self.al, "tpot_high_s": self.round_high_s / self.al,
+            "tokens_per_s": self.tokens_per_s, "al": self.al,
+            "speedup": self.speedup, "speedup_low": self.speedup_low, "speedup_high": self.speedup_high,
+            "bound": self.bound, "bound_free_draft": self.bound_free_draft, "bound_oracle": self.bound_oracle,
+            "target_efficiency": self.target_efficiency, "prefill_s": self.prefill_s,
+            "t_step_s": self.t_step_s, "t_verify_s": self.t_verify_s, "t_draft_s": self.t_draft_s,
+            "t_round_s": self.t_round_s,
+        }  # fmt: skip
+
+
+def _record(row: Mapping[Any, Any]) -> dict[str, Any]:
+    whole = ("batch", "context", "k")
+    plain = {str(name): int(v) if name in whole and v == int(v) else float(v) for name, v in row.items()}
+    terms = {name[5:]: plain.pop(name) for name in list(plain) if name.startswith("term_")}
+    return plain | {"terms": terms}
+
+
+def predict(
+    target: Architecture,
+    device: Device,
+    *,
+    method: str = "none",
+    k: ArrayLike = 0,
+    batch: ArrayLike = 1,
+    context: ArrayLike = 1024,
+    acceptance: AnyAcceptance | None = None,
+    draft: DraftOptions | None = None,
+    keep_projection: ArrayLike = 1.0,
+    keep_kv: ArrayLike = 1.0,
+    profile: Profile | None = None,
+    settings: Settings | None = None,
+) -> Prediction:
+    """Predict every cell of a grid.
+
+    `k` drafted tokens (bonus not counted), `batch` sequences, `context` cached tokens, `keep_projection` and `keep_kv`
+    shares in (0, 1]: scalars or arrays that broadcast against each other. `acceptance` is needed where k > 0.
+    Raises RooflineError that names the flag: unknown method, no acceptance, a context beyond the model's, memory.
+    """
+    how, row = settings or Settings(), find_method(method)
+    axes = _Axes.of(k, batch, context, keep_projection, keep_kv)
+    _check(target, row, axes, acceptance, how)
+    options = draft or DraftOptions()
+    drafter = row.draft_architecture(target, options) if axes.drafts else None
+    if how.check_memory:
+        check_fits(_footprint(target, drafter, row, axes, how), axes.batch, axes.context, device, how.tp)
+    clock = _Clock(profile or profile_for(device), how, axes)
+    return _rounds(target, device, row, axes, acceptance, clock, _Drafter.of(drafter, row, options, clock))
+
+
+# --- one round --------------------------------------------------------------------------------------------
+
+
+def _rounds(
+    target: Architecture,
+    device: Device,
+    row: Method,
+    axes: _Axes,
+    acceptance: AnyAcceptance | None,
+    clock: _Clock,
+    drafter: _Drafter,
+) -> Prediction:
+    al, coverage = _yield(acceptance, axes)
+    nodes = _nodes(row, axes, clock.how)
+    some = 1 - (1 - coverage) ** axes.batch
+    dense = clock.step(target, tokens=1, sparse=False)
+    step = clock.step(target, tokens=1)
+    verify = clock.step(
+        target, tokens=1 + nodes * np.divide(coverage, some, out=np.ones_like(some), where=some > 0)
+    )
+    drafts = axes.k > 0
+    t_draft = np.where(drafts, drafter.seconds + row.lookup_share * verify.total_s, 0.0)
+    exposed = _exposed(row, t_draft, verify.total_s, clock.how)
+    chance = np.where(drafts, some, 0.0)
+    idle = np.where(drafts, row.lookup_share * step.total_s, 0.0)
+    terms = {name: _mix(chance, verify.terms[name], step.terms[name]) for name in verify.terms} | {
+        "draft": _mix(chance, exposed, idle),
+        "overhead": chance * clock.how.overhead_s,
+    }
+    t_round = _mix(chance, verify.total_s + exposed + clock.how.overhead_s, step.total_s + idle)
+    spread = _mix(chance, verify.high_s, step.high_s) - _mix(chance, verify.total_s, step.total_s)
+    spread = spread + terms["draft"] * drafter.error
+    extra = t_round - dense.total_s
+    error = spread / t_round
+    return Prediction(
+        method=row, target=target, device=device,
+        batch=axes.batch, context=axes.context, k=axes.k,
+        keep_projection=axes.keep_projection, keep_kv=axes.keep_kv,
+        al=al, prefill_s=clock.prefill_s(target), t_step_s=step.total_s, t_verify_s=verify.total_s, t_draft_s=t_draft, t_round_s=t_round,
+        round_low_s=t_round - spread, round_high_s=t_round + spread,
+        bound=al * (dense.total_s / step.total_s),
+        bound_free_draft=al * (dense.total_s / _mix(chance, verify.total_s, step.total_s)),
+        bound_oracle=(1 + axes.k) * (dense.total_s / t_round),
+        speedup=al * (dense.total_s / t_round),
+        speedup_low=al * dense.total_s / (t_round + np.abs(extra) * error),
+        speedup_high=al * dense.total_s / (t_round - np.abs(extra) * error),
+        terms=terms, overhead_free=clock.how.overhead_s == 0,
+    )  # fmt: skip
+
+
+def _yield(acceptance: AnyAcceptance | None, axes: _Axes) -> tuple[Array, float]:
+    """Tokens a step (AL_all) and the share of steps with a draft."""
+    if acceptance is None or not axes.drafts:
+        return np.ones_like(axes.k), 1.0
+    if isinstance(acceptance, AcceptanceByContext):
+        shares = {point.coverage for point in acceptance.points}
+        if len(shares) > 1:
+            raise RooflineError(
+                "--coverage: acceptance by context needs one coverage for all of its contexts."
+            )
+        return acceptance.al_all(axes.k, axes.context), shares.pop()
+    return acceptance.al_all(axes.k), acceptance.coverage
+
+
+def _mix(chance: Array, drafted: Array, plain: Array) -> Array:
+    """Mean over steps with and without drafts; exactly `plain` where no step drafts."""
+    return np.where(chance > 0, plain + chance * (drafted - plain), plain)
+
+
+def _exposed(row: Method, t_draft: Array, t_verify: Array, how: Settings) -> Array:
+    """The part of drafting that a round waits for."""
+    if row.timing == "serial":
+        return t_draft
+    beyond = np.maximum(t_draft - t_verify, 0.0)
+    if row.timing == "overlapped":
+        return beyond
+    return how.hit_rate * beyond + (1 - how.hit_rate) * t_draft
+
+
+def _nodes(row: Method, axes: _Axes, how: Settings) -> Array:
+    if how.tree_nodes is not None:
+        return np.where(axes.k > 0, float(how.tree_nodes), 0.0)
+    return axes.k * row.nodes_per_draft
+
+
+@dataclass(frozen=True)
+class _Axes:
+    k: Array
+    batch: Array
+    context: Array
+    keep_projection: Array
+    keep_kv: Array
+
+    @classmethod
+    def of(cls, *values: ArrayLike) -> _Axes:
+        return cls(*(np.asarray(value, dtype=np.float64) for value in values))
+
+    @property
+    def drafts(self) -> bool:
+        return bool((self.k > 0).any())
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """Times a forward pass of an architecture at the axes of the prediction."""
+
+    profile: Profile
+    how: Settings
+    axes: _Axes
+
+    def step(
+        self, arch: Architecture, *, tokens: ArrayLike, sparse: bool = True, tp: int | None = None
+    ) -> StepTime:
+        ops = forward(
+            arch,
+            batch=self.axes.batch,
+            context=self.axes.context,
+            tokens=tokens,
+            kv=self.how.kv,
+            tp=tp or self.how.tp,
+            keep_projection=self.axes.keep_projection if sparse else 1.0,
+            keep_kv=self.axes.keep_kv if sparse else 1.0,
+            routing=self.how.routing,
+            overlap=self.how.overlap,
+        )
+        return step_time(ops, self.profile, launch=self.how.launch, graph_sizes=self.how.graph_sizes)
+
+    def prefill_s(self, arch: Architecture) -> Array:
+        """Seconds to take in a prompt of `context` tokens, one sequence, kernels launched eagerly as engines do."""
+        prompt = self.axes.context
+        ops = forward(
+            arch, batch=1, context=1, tokens=prompt, head_tokens=1, kv=self.how.kv, tp=self.how.tp,
+            routing=self.how.routing,
+        )  # fmt: skip
+        return step_time(ops, self.profile, launch="eager").total_s
+
+
+@dataclass(frozen=True)
+class _Drafter:
+    """Seconds that a drafter's passes take in one round, and their relative error."""
+
+    seconds: Array
+    error: Array
+
+    @classmethod
+    def of(cls, arch: Architecture | None, row: Method, options: DraftOptions, clock: _Clock) -> _Drafter:
+        if arch is None:
+            return cls(np.zeros(()), np.zeros(()))
+        k = clock.axes.k
+        once = row.passes == "once"
+        tokens = np.maximum(k, 1) if once else np.asarray(1.0 + options.stage_k)
+        one = clock.step(arch, tokens=tokens, sparse=False, tp=clock.how.draft_tp)
+        passes = np.where(k > 0, 1.0, 0.0) if once else k / options.stage_al
+        return cls(passes * one.total_s, one.high_s / one.total_s - 1)
+
+
+# --- what is refused --------------------------------------------------------------------------------------
+
+
+def _check(
+    target: Architecture, row: Method, axes: _Axes, acceptance: AnyAcceptance | None, how: Settings
+) -> None:
+    _need(axes.k, 0, "--k", "drafted tokens, 0 or more")
+    _need(axes.batch, 1, "--batch", "sequences, 1 or more")
+    _need(axes.context, 1, "--context", "tokens, 1 or more")
+    _need(np.asarray(how.overhead_s), 0, "--overhead-ms", "milliseconds, 0 or more")
+    if not 0 <= how.hit_rate <= 1:
+        raise RooflineError(f"--hit-rate: {how.hit_rate:g} is not a share of rounds between 0 and 1.")
+    if how.tree_nodes is not None and how.tree_nodes < axes.k.max():
+        raise RooflineError(
+            f"--tree-nodes: a tree that is {int(axes.k.max())} deep (--k) has at least as many nodes, "
+            f"not {how.tree_nodes}."
+        )
+    for flag, keep in (("--keep-projection", axes.keep_projection), ("--keep-kv", axes.keep_kv)):
+        if not ((keep > 0) & (keep <= 1)).all():
+            raise RooflineError(f"{flag}: {_bad(keep, (keep > 0) & (keep <= 1))} is not a share in (0, 1].")
+    kv_bytes(how.kv)
+    if axes.drafts and row.name == "none":
+        raise RooflineError("--k: method none drafts nothing; use --k 0 or name a --method.")
+    if axes.drafts and acceptance is None:
+        raise RooflineError("--acceptance: needed where --k is above 0, as in --acceptance 0.8 or al=2.8.")
+    window = target.max_context
+    if window and (reach := float((axes.context + axes.k).max())) > window:
+        raise RooflineError(
+            f"--context: {int(reach)} tokens (drafts included) are beyond the {window} that {target.name} was made for."
+        )
+
+
+def _need(values: Array, least: float, flag: str, what: str) -> None:
+    good = np.isfinite(values) & (values >= least)
+    if not good.all():
+        raise RooflineError(f"{flag}: {_bad(values, good)} is not a number of {what}.")
+
+
+def _bad(values: Array, good: NDArray[np.bool_]) -> str:
+    return f"{float(values[~good].ravel()[0]):g}"
+
+
+def _footprint(
+    target: Architecture, drafter: Architecture | None, row: Method, axes: _Axes, how: Settings
+) -> Footprint:
+    reach = axes.context + axes.k
+    weights = target.weight_bytes / how.tp
+    each = cache_bytes(target, reach, how.kv, how.tp)
+    if drafter is not None:
+        tp = how.draft_tp or how.tp
+        weights += 0 if row.shares_weights else drafter.weight_bytes / tp
+        each = each + (cache_bytes(drafter, reach, how.kv, tp) if row.kv == "own" else 0)
+    return Footprint(weights, each)
+
+
+def ceilings(prediction: Prediction) -> dict[str, Array]:
+    """What no schedule of drafting can pass: overlapping gains at most 2 over serial rounds, and a token costs at
+    least a draft, so speedup ≤ T_step / T_draft(1) (derived from PEARL's round, 2408.11850)."""
+    per_draft = prediction.t_draft_s / np.maximum(prediction.k, 1)
+    serial = prediction.t_draft_s + prediction.t_verify_s
+    overlapped = np.maximum(prediction.t_draft_s, prediction.t_verify_s)
+    with np.errstate(divide="ignore"):
+        return {"overlap_gain": serial / overlapped, "draft_rate": prediction.t_step_s / per_draft}

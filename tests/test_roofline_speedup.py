@@ -1,0 +1,271 @@
+"""The algebra of rounds: what must hold whatever the constants are, and figures that others published."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models_roofline import DraftOptions, RooflineError, Settings, find_device, load_model, predict
+from models_roofline.acceptance import Acceptance, AcceptanceByContext
+from models_roofline.drafters import eagle3_head, eagle_head, medusa_head, mtp_module
+from models_roofline.methods import METHODS, find_method
+from models_roofline.speedup import Prediction, ceilings
+
+LLAMA_8B, LLAMA_1B = load_model("llama-3.1-8b"), load_model("llama-3.2-1b")
+H100 = find_device("H100-SXM5-80GB")
+LOSSLESS = [name for name, method in METHODS.items() if method.lossless and name != "none"]
+DERIVED = [name for name in METHODS if not name.startswith("mtp") and name != "none"]
+"""Methods whose drafter follows from Llama-3.1-8B, which has no MTP layers."""
+
+
+def llama(method: str, **asked: object) -> Prediction:
+    asked = {
+        "acceptance": Acceptance.from_rate(0.8),
+        "draft": DraftOptions(model=LLAMA_1B if needs(method) else None),
+    } | asked
+    return predict(LLAMA_8B, H100, method=method, **asked)  # type: ignore[arg-type]
+
+
+def needs(method: str) -> bool:
+    return method in ("draft-model", "pearl", "ssd", "staged")
+
+
+# --- invariants -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", DERIVED)
+def test_without_drafts_every_method_is_autoregressive_to_the_last_bit(method: str) -> None:
+    batch, context = np.array([[1], [7], [64]]), np.array([[128, 4096]])
+    plain = predict(LLAMA_8B, H100, batch=batch, context=context)
+    drafted = llama(method, k=np.zeros((1, 1)), batch=batch, context=context)
+    assert np.array_equal(drafted.tpot_s, plain.tpot_s)
+    assert np.all(drafted.speedup == 1)
+    assert np.all(drafted.al == 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([name for name in DERIVED if METHODS[name].lossless]),
+    st.integers(1, 16),
+    st.integers(1, 256),
+    st.integers(1, 100_000),
+    st.floats(0, 1),
+    st.floats(0.01, 1),
+)
+def test_a_lossless_speedup_stays_within_its_bounds(
+    method: str, k: int, batch: int, context: int, rate: float, coverage: float
+) -> None:
+    found = llama(
+        method, k=k, batch=batch, context=context, settings=Settings(check_memory=False),
+        acceptance=Acceptance.from_rate(rate).with_coverage(coverage),
+    )  # fmt: skip
+    slack = 1 + 1e-12
+    assert 1 <= found.al <= (k + 1) * slack
+    assert found.speedup <= found.bound_free_draft * slack <= found.bound * slack**2 <= found.al * slack**3
+    assert found.bound_oracle <= (k + 1) * slack
+    assert found.speedup_low <= found.speedup <= found.speedup_high
+    assert found.t_verify_s >= found.t_step_s
+    assert sum(found.terms.values()) == pytest.approx(found.t_round_s, rel=1e-12)
+
+
+def test_a_round_never_gets_shorter_with_batch_context_or_k() -> None:
+    grid = np.ix_(np.array([1, 2, 3, 8, 65, 129]), np.array([1, 128, 5000, 90_000]), np.arange(0, 9))
+    for method in ("eagle3", "ngram", "sparse-kv-self", "dflash"):
+        found = llama(
+            method, batch=grid[0], context=grid[1], k=grid[2], settings=Settings(check_memory=False),
+            acceptance=Acceptance.from_rate(0.7).with_coverage(0.4 if method == "ngram" else 1),
+        )  # fmt: skip
+        for axis in range(3):
+            assert np.all(np.diff(found.t_round_s, axis=axis) >= 0), (method, axis)
+
+
+def test_coverage_mixes_drafted_and_plain_steps_exactly_at_batch_1() -> None:
+    acceptance = Acceptance.from_marginal([0.8, 0.6, 0.4])
+    full = llama("ngram", k=3, acceptance=acceptance)
+    half = llama("ngram", k=3, acceptance=acceptance.with_coverage(0.5))
+    share = METHODS["ngram"].lookup_share
+    plain = full.t_step_s * (1 + share)
+    assert half.t_round_s == pytest.approx(0.5 * (full.t_verify_s * (1 + share)) + 0.5 * plain, rel=1e-12)
+    assert half.al - 1 == pytest.approx(0.5 * (full.al - 1))
+
+
+def test_no_coverage_is_a_plain_step_and_its_lookup() -> None:
+    found = llama("ngram", k=3, acceptance=Acceptance.from_rate(0.9).with_coverage(0), batch=np.array([1, 4]))
+    assert np.all(found.al == 1)
+    assert found.t_round_s == pytest.approx(found.t_step_s * (1 + METHODS["ngram"].lookup_share), rel=1e-12)
+
+
+def test_speedup_is_leviathans_formula_with_the_ledgers_costs() -> None:
+    """(1 − α^(k+1)) / ((1 − α)(k c + v)) with c = T_draft/T and v = T_verify/T (2211.17192, v = 1 there)."""
+    found = llama("draft-model", k=4)
+    c, v = found.t_draft_s / 4 / found.t_step_s, found.t_verify_s / found.t_step_s
+    assert found.speedup == pytest.approx((1 - 0.8**5) / (0.2 * (4 * c + v)), rel=1e-12)
+
+
+def test_overlapped_rounds_take_the_longer_of_draft_and_verification() -> None:
+    serial, both = llama("draft-model", k=4), llama("pearl", k=4)
+    assert serial.t_round_s == pytest.approx(serial.t_draft_s + serial.t_verify_s)
+    assert both.t_round_s == pytest.approx(np.maximum(both.t_draft_s, both.t_verify_s))
+    ceiling = ceilings(both)
+    assert ceiling["overlap_gain"] <= 2
+    assert serial.t_round_s / both.t_round_s == pytest.approx(ceiling["overlap_gain"])
+    assert (
+        both.speedup <= ceiling["draft_rate"] * 1.000001 * both.al / 5
+        or both.speedup <= ceiling["draft_rate"]
+    )
+
+
+def test_drafts_made_ahead_cost_nothing_when_every_round_was_foreseen() -> None:
+    never = llama("ssd", k=4, settings=Settings(hit_rate=0.0))
+    always = llama("ssd", k=4, settings=Settings(hit_rate=1.0))
+    assert never.t_round_s == pytest.approx(llama("draft-model", k=4).t_round_s)
+    assert always.t_round_s == pytest.approx(llama("pearl", k=4).t_round_s)
+
+
+def test_a_staged_drafter_needs_fewer_passes() -> None:
+    plain = llama("draft-model", k=8)
+    staged = llama("staged", k=8, draft=DraftOptions(model=LLAMA_1B, stage_k=4, stage_al=2.0))
+    assert staged.t_draft_s < plain.t_draft_s
+    assert staged.t_draft_s >= plain.t_draft_s / 2  # a pass over 5 tokens is not cheaper than one over 1
+
+
+def test_a_tree_verifies_all_its_nodes() -> None:
+    chain = llama("eagle", k=6, batch=64, acceptance=Acceptance.from_al(3.0, 6))
+    tree = llama(
+        "eagle", k=6, batch=64, acceptance=Acceptance.from_al(3.0, 6), settings=Settings(tree_nodes=60)
+    )
+    assert tree.t_verify_s > chain.t_verify_s
+    assert tree.t_draft_s == chain.t_draft_s
+    assert tree.speedup < 1 < chain.speedup  # the same AL does not pay for 61 × 64 tokens a step
+
+
+def test_sparsity_alone_is_a_speedup_over_dense_and_its_own_bound() -> None:
+    found = predict(LLAMA_8B, H100, context=32768, keep_projection=np.array([1.0, 0.5]), keep_kv=0.2)
+    assert found.speedup[1] > found.speedup[0] > 1
+    assert found.bound == pytest.approx(found.speedup)
+
+
+def test_acceptance_may_fall_with_context() -> None:
+    by_context = AcceptanceByContext((1000, 8000), (Acceptance.from_rate(0.8), Acceptance.from_rate(0.1)))
+    found = llama("eagle3", k=4, context=np.array([1000, 8000]), acceptance=by_context)
+    assert found.al == pytest.approx([(1 - 0.8**5) / 0.2, (1 - 0.1**5) / 0.9])
+    assert found.speedup[0] > 1 > found.speedup[1]
+
+
+# --- published figures ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("llama-2-7b", 0.24), ("llama-2-13b", 0.37), ("llama-2-70b", 0.99)]
+)
+def test_eagle_heads_have_the_size_of_the_published_ones(name: str, billions: float) -> None:
+    """EAGLE (2401.15077, section 4): 0.24B, 0.37B and 0.99B for 7B, 13B and 70B, the shared head not counted."""
+    head = eagle_head(load_model(name))
+    assert round((head.total_params - head.head.params) / 1e9, 2) == billions
+
+
+def test_eagle3_head_of_llama_3_1_8b() -> None:
+    """By hand: 3·4096² fuse, q 4096·8192, k and v 2·1024·8192, o 4096², MLP 3·4096·14336, head 32000·4096, norms."""
+    head = eagle3_head(LLAMA_8B)
+    assert (
+        head.total_params
+        == 50_331_648 + 33_554_432 + 16_777_216 + 16_777_216 + 176_160_768 + 131_072_000 + 4 * 4096
+    )
+
+
+def test_a_medusa_head_is_a_square_and_a_vocabulary() -> None:
+    head = medusa_head(load_model("llama-2-7b"))
+    assert head.total_params == 4096 * 4096 + 4096 + 32000 * 4096 + 4096
+    assert head.kv_bytes_per_token() == 0
+
+
+def test_deepseek_v3_drafts_with_its_own_mtp_layer() -> None:
+    module = mtp_module(load_model("deepseek-v3"))
+    assert module.n_layers == 1
+    assert module.layers[0].experts
+    assert module.layers[0].experts.number == 256
+
+
+def test_pruning_the_vocabulary_of_a_head_makes_drafting_cheaper() -> None:
+    pruned = llama("eagle3", k=3, draft=DraftOptions(vocab=16_000))
+    assert pruned.t_draft_s < llama("eagle3", k=3).t_draft_s < llama("eagle", k=3).t_draft_s
+
+
+# --- what is refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"k": -1, "method": "eagle3"}, "--k: -1 is not a number of drafted tokens, 0 or more."),
+        ({"k": 4, "method": "none"}, "--k: method none drafts nothing; use --k 0 or name a --method."),
+        ({"k": 4, "method": "eagle3", "acceptance": None}, "--acceptance: needed where --k is above 0, as in --acceptance 0.8 or al=2.8."),
+        ({"batch": 0}, "--batch: 0 is not a number of sequences, 1 or more."),
+        ({"context": float("nan")}, "--context: nan is not a number of tokens, 1 or more."),
+        ({"context": 131_072, "k": 1, "method": "eagle3"}, "--context: 131073 tokens (drafts included) are beyond the 131072 that llama-3.1-8b was made for."),
+        ({"keep_kv": 0.0}, "--keep-kv: 0 is not a share in (0, 1]."),
+        ({"keep_projection": 1.5}, "--keep-projection: 1.5 is not a share in (0, 1]."),
+        ({"method": "eagel3"}, "--method: 'eagel3' is not a method here; did you mean eagle3?"),
+        ({"method": "mtp", "k": 1}, "--method: mtp needs a model with multi-token-prediction layers and llama-3.1-8b has none; use eagle3, or draft-model with --draft."),
+        ({"method": "draft-model", "k": 1}, "--draft: this method drafts with a model of its own; name it, as in --draft llama-3.2-1b."),
+        ({"settings": Settings(kv="fp7")}, "--kv: 'fp7' is not a cache format; known: bf16, fp16, fp32, fp8, int8, int4."),
+    ],
+)  # fmt: skip
+def test_wrong_use_is_refused_in_words(asked: dict[str, object], sentence: str) -> None:
+    with pytest.raises(RooflineError) as refused:
+        predict(LLAMA_8B, H100, **{"acceptance": Acceptance.from_rate(0.8), **asked})  # type: ignore[arg-type]
+    assert str(refused.value) == sentence
+
+
+def test_what_does_not_fit_is_refused_with_what_is_missing_and_what_would_fit() -> None:
+    """Weights 8,030,261,248 × 2 B; a sequence of 131,072 tokens keeps 131,072 × 131,072 B = 16 GiB."""
+    with pytest.raises(RooflineError) as refused:
+        predict(LLAMA_8B, H100, batch=np.array([1, 8]), context=131_072)
+    assert "8 sequences of 131072 tokens need 143.0 GiB" in str(refused.value)
+    assert "has 79.6 GiB, 63.3 GiB too little; the largest batch that fits at that context is 4." in str(
+        refused.value
+    )
+    predict(LLAMA_8B, H100, batch=4, context=131_072)
+    predict(LLAMA_8B, H100, batch=8, context=131_072, settings=Settings(tp=2))
+
+
+def test_a_device_without_the_number_type_is_refused() -> None:
+    from models_roofline import with_weights
+    from models_roofline.formats import FORMATS
+
+    with pytest.raises(RooflineError, match="A100-SXM4-80GB has no fp8 peak; it has"):
+        predict(with_weights(LLAMA_8B, FORMATS["fp8"]), find_device("A100-SXM4-80GB"))
+
+
+def test_other_names_of_a_method_are_known() -> None:
+    assert find_method("NEXTN").name == "mtp"
+    assert find_method("magicdec").name == "sparse-kv-self"
+
+
+def test_every_row_says_what_validated_it_and_no_row_is_two() -> None:
+    assert all(method.validated for method in METHODS.values())
+    assert len({method.about for method in METHODS.values()}) == len(METHODS)
+
+
+def test_a_prediction_is_a_table() -> None:
+    found = llama("eagle3", k=np.array([[1, 3]]), batch=np.array([[1], [8]]))
+    frame = found.frame()
+    assert len(frame) == 4
+    cell = found.cells()[-1]
+    assert (cell["batch"], cell["k"]) == (8, 3)
+    assert cell["tpot_s"] == pytest.approx(cell["t_round_s"] / cell["al"])
+    assert cell["tokens_per_s"] == pytest.approx(8 / cell["tpot_s"])
+    assert sum(cell["terms"].values()) == pytest.approx(cell["t_round_s"])
+
+
+def test_the_overlap_of_experts_makes_verification_cheaper() -> None:
+    moe = load_model("qwen3-30b-a3b")
+    asked = {"method": "ngram", "k": 7, "acceptance": Acceptance.from_rate(0.7)}
+    apart = predict(moe, H100, **asked)  # type: ignore[arg-type]
+    alike = predict(moe, H100, settings=replace(Settings(), overlap=1.0), **asked)  # type: ignore[arg-type]
+    assert alike.t_verify_s < apart.t_verify_s
+    assert alike.t_step_s == apart.t_step_s
