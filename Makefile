@@ -20,7 +20,8 @@ unit: install
 	$(BIN)/python -m pytest
 
 bench: install  ## timings; never part of `make test`
-	$(BIN)/python tests/benchmarks/client_ceiling.py
+	$(BIN)/python -m tests.benchmarks.client_ceiling
+	$(BIN)/python -m tests.benchmarks.roofline_grid
 
 install: $(STAMP)
 

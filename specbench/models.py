@@ -117,6 +117,15 @@ def resolve(name: str) -> ModelFile:
     return ModelFile(path, entry.sha256, name)
 
 
+def header(name: str) -> Path:
+    """The file that says what a model is made of: a `hf:` repository's config.json, fetched where it is not here
+    yet (a few kB), or the GGUF file that the name gives. Raises SpecbenchError with one sentence."""
+    hub_name = _HubName.parse(name)
+    if hub_name.file and hub_name.file.endswith(".gguf"):
+        return hub_name.find()
+    return hub_name.config()
+
+
 def _place(name: str, entry: CatalogueModel) -> Path:
     return cache_dir() / "models" / name / Path(entry.member).name
 
@@ -314,6 +323,13 @@ class _HubName:
                 )
             root = Path(hub.snapshot_download(self.repo, revision=self.revision, local_files_only=True))
         return root / self._only([str(path.relative_to(root)) for path in root.rglob("*.gguf")])
+
+    def config(self) -> Path:
+        """The repository's config.json (or the JSON file named), from the Hub's cache or the Hub."""
+        import huggingface_hub as hub
+
+        with self._sentences("has no config.json that could be fetched; for GGUF files name one of them"):
+            return Path(hub.hf_hub_download(self.repo, self.file or "config.json", revision=self.revision))
 
     def _only(self, files: list[str]) -> str:
         models = sorted(file for file in files if file.endswith(".gguf"))

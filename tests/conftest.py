@@ -1,9 +1,31 @@
-"""What several test modules share: the small real model, fetched once and only where a test needs it."""
+"""What several test modules share: the command line, and the small real model where a test needs it."""
+
+import sys
+from collections.abc import Callable
 
 import pytest
 
-from specbench import models
+from specbench import cli, models
 from specbench.errors import SpecbenchError
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """The command in this process: its arguments in, exit code, stdout and stderr out."""
+
+    def run(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["specbench", *map(str, args)])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return code, *capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture(scope="session")

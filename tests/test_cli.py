@@ -23,9 +23,9 @@ import psutil
 import pytest
 
 from runners.openai import OpenAIEngine
-from specbench import cli
 from specbench.errors import SpecbenchError
 from specbench.plan import check_plan
+from tests.conftest import Call
 
 ROOT = Path(__file__).parent.parent
 PLAN = """
@@ -53,22 +53,6 @@ baseline = true
 name = "ngram-simple"
 k = 4
 """
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    def run(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["specbench", *map(str, args)])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 from specbench import __version__
-from specbench.cli import demo, engines, machine, models, report, run, selftest, workloads
+from specbench.cli import crossover, demo, engines, machine, models, predict, report, run, selftest, workloads
 from specbench.errors import SpecbenchError
 
 EXIT_PIPE = 141
@@ -31,6 +31,8 @@ app = typer.Typer(
 app.command()(demo.demo)
 app.command()(run.run)
 app.command()(report.report)
+app.command()(predict.predict)
+app.command()(crossover.crossover)
 app.command()(selftest.selftest)
 app.command()(engines.engines)
 app.command()(machine.machine)

@@ -26,13 +26,13 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Plain text table: first column left, the others right."""
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Plain text table: the first `left` columns left, the others right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = []
     for row in [header, *rows]:
         cells = [
-            text.ljust(width) if i == 0 else text.rjust(width)
+            text.ljust(width) if i < left else text.rjust(width)
             for i, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())

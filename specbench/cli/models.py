@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from specbench.cli._roofline import MODEL_HELP
+
 app = typer.Typer(help="Models: what is known, fetching, and where they are.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Catalogue name, path, or hf:ORG/NAME[@revision][/file.gguf].")]
@@ -52,6 +54,56 @@ def fetch(name: Name, json_: Json = False) -> None:
 def path(name: Name, json_: Json = False) -> None:
     """Say where a model is on this machine."""
     _show(name, json_)
+
+
+@app.command()
+def configs(json_: Json = False) -> None:
+    """List the models whose shapes are shipped, for `show`, `predict` and `crossover`; no weights."""
+    from models_roofline.families import catalogue, load_model
+    from specbench.cli._io import emit, table
+
+    found = [load_model(name) for name in catalogue()]
+    if json_:
+        emit([
+            {"name": arch.name, "family": arch.family, "total_params": arch.total_params,
+             "active_params": arch.active_params, "kv_bytes_per_token": arch.kv_bytes_per_token(),
+             "max_context": arch.max_context}
+            for arch in found
+        ])  # fmt: skip
+        return
+    rows = [
+        [arch.name, arch.family, f"{arch.total_params:,}", f"{arch.active_params:,}",
+         f"{arch.kv_bytes_per_token():,.0f}", f"{arch.max_context or '–'}"]
+        for arch in found
+    ]  # fmt: skip
+    print(table(["name", "family", "parameters", "active", "cache B/token", "context"], rows, left=2))
+
+
+@app.command()
+def show(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    context: Annotated[
+        str, typer.Option(help="Contexts at which the cache is counted; 8Ki is 8192.")
+    ] = "1,1024,8192",
+    weights: Annotated[
+        str | None, typer.Option(help="Layer weights as fp8, int4 …; default: as stored.")
+    ] = None,
+    kv: Annotated[str, typer.Option("--kv", help="Cache format: bf16, fp8, int8, int4 …")] = "bf16",
+    json_: Json = False,
+) -> None:
+    """Count a model: parameters, bytes of weights and of the cache, layer by layer."""
+    from models_roofline.formats import kv_bytes
+    from specbench.cli import _roofline as shared
+    from specbench.cli._io import emit
+    from specbench.cli._show import document, text
+
+    found = document(
+        shared.architecture(model, weights), shared.whole_numbers(context, "--context"), kv_bytes(kv)
+    )
+    if json_:
+        emit(found)
+    else:
+        print(text(found))
 
 
 def _show(name: str, json_: bool) -> None:

@@ -1,0 +1,124 @@
+"""What the analytic commands share: the model, the device, and numbers in lists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench.errors import SpecbenchError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from models_roofline.acceptance import Acceptance
+    from models_roofline.architecture import Architecture
+    from models_roofline.hardware import Device
+
+MODEL_HELP = (
+    "Shipped name (see `models configs`), config.json or its directory, FILE.gguf, or hf:ORG/NAME[@revision]."
+)
+DEVICE_HELP = "Device id (see `machine --catalogue`); default: this machine's own, where it is known."
+
+
+def architecture(model: str, weights: str | None = None) -> Architecture:
+    """The model that `--model` names, with its layer weights in the `--weights` format where one is given."""
+    from models_roofline.families import load_model, with_weights
+    from models_roofline.formats import weight_format
+
+    if model.startswith("hf:"):
+        from specbench.models import header
+
+        found = load_model(str(header(model)))
+    else:
+        found = load_model(model)
+    return with_weights(found, weight_format(weights)) if weights else found
+
+
+def device(name: str | None, devices: Path | None = None) -> Device:
+    """The device that `--device` names; without a name, this machine's own where it is known."""
+    from models_roofline.hardware import find_device
+
+    return find_device(name, extra=devices) if name else _local()
+
+
+def _local() -> Device:
+    """The first GPU that this process may use, else the CPU, where the catalogue knows it."""
+    from models_roofline.hardware import identify_cpu
+    from specbench import device as gpus
+    from specbench.host import machine
+
+    seen = gpus.visible(gpus.read_gpus().gpus)
+    found = seen[0] if seen else identify_cpu(machine().cpu)
+    if found.device is None:
+        raise SpecbenchError(
+            "--device: this machine's own device is not known "
+            f"({str(found.reason).rstrip('.')}); name one, as in --device H100-SXM5-80GB."
+        )
+    return found.device
+
+
+def numbers(text: str, flag: str) -> list[float]:
+    """`1,8,64` or `1..5` as numbers. Raises SpecbenchError that names the flag."""
+    found: list[float] = []
+    for part in text.split(","):
+        try:
+            if ".." in part:
+                first, last = (int(end) for end in part.split(".."))
+                found += range(first, last + 1)
+            else:
+                found.append(_number(part.strip()))
+        except ValueError:
+            raise SpecbenchError(
+                f"{flag}: {part.strip()!r} is not a number; write a list such as 1,8,64 or 1..5."
+            ) from None
+    return found
+
+
+def _number(text: str) -> float:
+    """`8192`, `0.5` or `8Ki`. Raises ValueError."""
+    value = float(text.removesuffix("Ki")) * (1024 if text.endswith("Ki") else 1)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def whole_numbers(text: str, flag: str) -> list[int]:
+    """The same where only whole numbers make sense."""
+    found = numbers(text, flag)
+    for value in found:
+        if value != int(value):
+            raise SpecbenchError(f"{flag}: {value:g} is not a whole number.")
+    return [int(value) for value in found]
+
+
+def grid(*axes: Sequence[float]) -> tuple[Any, ...]:
+    """Each list as an array along an axis of its own, so that together they make the whole grid."""
+    import numpy as np
+
+    return np.ix_(*(np.asarray(axis, dtype=float) for axis in axes))
+
+
+def acceptance(text: str | None, coverage: float, ks: list[int]) -> Acceptance | None:
+    """What `--acceptance` and `--coverage` say of the drafts, checked against every k asked for."""
+    from models_roofline.acceptance import parse_acceptance
+
+    if not 0 <= coverage <= 1:
+        raise SpecbenchError(f"--coverage: {coverage:g} is not a share of steps between 0 and 1.")
+    return parse_acceptance(text, k=ks).with_coverage(coverage) if text is not None else None
+
+
+def choice(value: str, flag: str, allowed: Sequence[str]) -> Any:
+    """One of a few words. Raises SpecbenchError that lists them."""
+    if value not in allowed:
+        raise SpecbenchError(f"{flag}: {value!r} is not one of {', '.join(allowed)}.")
+    return value
+
+
+def write_csv(frame: pd.DataFrame, path: Path) -> None:
+    """Write a table; its directory must be there."""
+    try:
+        frame.to_csv(path, index=False)
+    except OSError as error:
+        raise SpecbenchError(f"--csv: {path} cannot be written ({error.strerror or error}).") from None
