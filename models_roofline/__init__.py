@@ -1,9 +1,8 @@
 """Analytic cost models of decoding: bytes, FLOPs, time, speedup and crossovers.
 
-    from models_roofline import Acceptance, find_device, load_model, predict
+    from models_roofline import predict
 
-    found = predict(load_model("llama-3.1-8b"), find_device("H100-SXM5-80GB"), method="eagle3", k=[1, 3, 5],
-                    batch=8, context=4096, acceptance=Acceptance.from_rate(0.75))
+    found = predict("llama-3.1-8b", "H100-SXM5-80GB", method="eagle3", k=[1, 3, 5], batch=8, acceptance="0.75")
     found.speedup, found.frame()
 
 Boundary: a library on its own; it imports no engine, no torch and no command line. Names load on first use.
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from models_roofline.acceptance import Acceptance, AcceptanceByContext, parse_acceptance
     from models_roofline.architecture import Architecture
+    from models_roofline.bounds import Sparsity
     from models_roofline.crossovers import crossover
     from models_roofline.errors import RooflineError
     from models_roofline.families import from_config, load_model, with_weights
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Acceptance": "acceptance", "AcceptanceByContext": "acceptance", "parse_acceptance": "acceptance",
-    "Architecture": "architecture", "crossover": "crossovers", "RooflineError": "errors",
+    "Architecture": "architecture", "Sparsity": "bounds", "crossover": "crossovers", "RooflineError": "errors",
     "from_config": "families", "load_model": "families", "with_weights": "families",
     "Device": "hardware", "find_device": "hardware", "identify": "hardware",
     "forward": "ledger", "METHODS": "methods", "DraftOptions": "methods", "find_method": "methods",
@@ -48,6 +48,7 @@ __all__ = [
     "Profile",
     "RooflineError",
     "Settings",
+    "Sparsity",
     "crossover",
     "find_device",
     "find_method",

@@ -31,6 +31,7 @@ from models_roofline.bounds import (
     projection_saved,
 )
 from models_roofline.errors import RooflineError
+from models_roofline.families import load_model
 
 Curve = Callable[[Array], Array]
 """Seconds against context, both arrays of one shape."""
@@ -63,11 +64,12 @@ def crossover_tokens(arch: Architecture, sparsity: Sparsity, batch: ArrayLike = 
     return curve.inverse(target)
 
 
-def crossover(arch: Architecture, sparsity: Sparsity, batch: int = 1, kv: str = "bf16") -> Crossover:
-    """The byte crossover of one setting, with its reason where there is none. Scalars only.
+def crossover(model: Architecture | str, sparsity: Sparsity, batch: int = 1, kv: str = "bf16") -> Crossover:
+    """The byte crossover of one setting, with its reason where there is none. Scalars only; `model` may be a name.
 
     Raises RooflineError where both keeps are 1.
     """
+    arch = load_model(model) if isinstance(model, str) else model
     if sparsity.kv_budget is None and float(np.asarray(sparsity.keep_kv)) == 1:
         if float(np.asarray(sparsity.keep_projection)) == 1:
             raise RooflineError(

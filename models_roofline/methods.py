@@ -119,13 +119,13 @@ _NGRAM_SHARE = 0.005875
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("none", "autoregressive decoding", validated="ByteCross A100 dense steps"),
+        Method("none", "autoregressive decoding", validated="ByteCross A100 dense steps; errors in docs/constants.md"),
         Method(
             "ngram",
             "prompt lookup: drafts copied from the text so far; coverage below 1",
             lookup_share=_NGRAM_SHARE,
             kv="none",
-            validated="runs in llama.cpp and vLLM",
+            validated="formula only; llama.cpp runs it",
         ),
         Method(
             "suffix", "suffix-tree lookup over earlier output; coverage below 1", lookup_share=_NGRAM_SHARE, kv="none"
@@ -138,7 +138,8 @@ METHODS: dict[str, Method] = {
             _needs_model,
             validated="SPEED-Bench table 10 (t_sd/t_ar), errors in docs/prediction.md",
         ),
-        Method("eagle", "EAGLE head: one layer, the target's vocabulary", "each", _eagle),
+        Method("eagle", "EAGLE head: one layer, the target's vocabulary", "each", _eagle,
+               validated="SpecDecode-Bench's fitted costs; errors in docs/prediction.md"),
         Method(
             "eagle3",
             "EAGLE-3 head: one layer on three hidden states, pruned vocabulary",
@@ -193,3 +194,16 @@ def find_method(name: str) -> Method:
     near = get_close_matches(name.lower(), [*METHODS, *ALIASES], n=1)
     hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(METHODS)}."
     raise RooflineError(f"--method: {name!r} is not a method here; {hint}")
+
+
+def markdown() -> str:
+    """The table of methods in docs/prediction.md."""
+    lines = [
+        "| method | what it is | passes of a drafter | lossless | held against |",
+        "|---|---|---|---|---|",
+    ]
+    for row in METHODS.values():
+        passes = {"none": "none", "each": "one a token", "once": "one a round"}[row.passes]
+        lossless = "yes" if row.lossless else "no"
+        lines.append(f"| `{row.name}` | {row.about} | {passes} | {lossless} | {row.validated} |")
+    return "\n".join(lines)

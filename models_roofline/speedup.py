@@ -28,12 +28,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from models_roofline.acceptance import Acceptance, AcceptanceByContext
+from models_roofline.acceptance import Acceptance, AcceptanceByContext, parse_acceptance
 from models_roofline.architecture import Architecture
 from models_roofline.errors import RooflineError
 from models_roofline.experts import Routing
+from models_roofline.families import load_model
 from models_roofline.formats import kv_bytes
-from models_roofline.hardware import Device
+from models_roofline.hardware import Device, find_device
 from models_roofline.ledger import forward
 from models_roofline.memory import Footprint, cache_bytes, check_fits
 from models_roofline.methods import DraftOptions, Method, find_method
@@ -158,27 +159,30 @@ def _record(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def predict(
-    target: Architecture,
-    device: Device,
+    target: Architecture | str,
+    device: Device | str,
     *,
     method: str = "none",
     k: ArrayLike = 0,
     batch: ArrayLike = 1,
     context: ArrayLike = 1024,
-    acceptance: AnyAcceptance | None = None,
+    acceptance: AnyAcceptance | str | None = None,
     draft: DraftOptions | None = None,
     keep_projection: ArrayLike = 1.0,
     keep_kv: ArrayLike = 1.0,
     profile: Profile | None = None,
     settings: Settings | None = None,
 ) -> Prediction:
-    """Predict every cell of a grid.
+    """Predict every cell of a grid. Models, devices and acceptance may be given by name, as on the command line.
 
     `k` drafted tokens (bonus not counted), `batch` sequences, `context` cached tokens, `keep_projection` and `keep_kv`
     shares in (0, 1]: scalars or arrays that broadcast against each other. `acceptance` is needed where k > 0.
     Raises RooflineError that names the flag: unknown method, no acceptance, a context beyond the model's, memory.
     """
     how, row = settings or Settings(), find_method(method)
+    target = load_model(target) if isinstance(target, str) else target
+    device = find_device(device) if isinstance(device, str) else device
+    acceptance = parse_acceptance(acceptance, k=k) if isinstance(acceptance, str) else acceptance
     axes = _Axes.of(k, batch, context, keep_projection, keep_kv)
     _check(target, row, axes, acceptance, how)
     options = draft or DraftOptions()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from models_roofline import DraftOptions, RooflineError, Settings, find_device, 
 from models_roofline.acceptance import Acceptance, AcceptanceByContext
 from models_roofline.drafters import eagle3_head, eagle_head, medusa_head, mtp_module
 from models_roofline.methods import METHODS, find_method
+from models_roofline.published import read_table, specdecode_bench
+from models_roofline.published.__main__ import markdown as published_page
 from models_roofline.speedup import Prediction, ceilings
 
 LLAMA_8B, LLAMA_1B = load_model("llama-3.1-8b"), load_model("llama-3.2-1b")
@@ -269,3 +272,26 @@ def test_the_overlap_of_experts_makes_verification_cheaper() -> None:
     alike = predict(moe, H100, settings=replace(Settings(), overlap=1.0), **asked)  # type: ignore[arg-type]
     assert alike.t_verify_s < apart.t_verify_s
     assert alike.t_step_s == apart.t_step_s
+
+
+# --- published steps --------------------------------------------------------------------------------------
+
+
+def test_speed_benchs_projection_is_arithmetic_on_its_printed_numbers() -> None:
+    """Speedup = t_ar · AL / t_sd; the printed step times are rounded to 0.1 ms and AL to 0.01."""
+    table = read_table("speed_bench_table10")
+    assert len(table) == 12
+    projected = table.t_ar_ms * table.al / table.t_sd_ms
+    assert projected.to_numpy() == pytest.approx(table.speedup_projected.to_numpy(), rel=0.012)
+    assert projected.to_numpy() == pytest.approx(table.speedup_measured.to_numpy(), rel=0.018)
+
+
+def test_the_page_of_predictions_is_what_the_code_prints() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "prediction.md").read_text()
+    assert published_page() in page
+
+
+def test_plain_steps_of_llama_3_1_8b_on_h100_are_as_specdecode_bench_measured_them() -> None:
+    """Their fitted line, at batches up to 8 where it is dominated by the weights; nothing here is fitted to it."""
+    table = specdecode_bench.steps().query("k == 0 and batch <= 8")
+    assert table.verify_ms.to_numpy() == pytest.approx(table.verify_theirs_ms.to_numpy(), rel=0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -155,7 +156,8 @@ def _text(found: Prediction) -> str:
 def _remarks(found: Prediction) -> list[str]:
     row = found.method
     said = [
-        f"{found.target.name} on {found.device.id}, {row.name}: {row.about}; held against: {row.validated}."
+        f"{found.target.name} on {found.device.id}, {row.name}: {row.about}. Held against: {row.validated}. "
+        "Intervals are the held-out errors of the kernels."
     ]
     if found.overhead_free and row.name != "none":
         said.append(
@@ -164,4 +166,4 @@ def _remarks(found: Prediction) -> list[str]:
         )
     if not row.lossless:
         said.append("This method changes the text: its speedup is not comparable with lossless ones.")
-    return said
+    return [fill(sentence, 110) for sentence in said]
