@@ -12,7 +12,7 @@ the head is not tied, of which one row is read. Boundary: counts and bytes; no t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from models_roofline.formats import FORMATS, Format
@@ -63,6 +63,11 @@ class Attention:
         """Cached values of one token in this layer."""
         return self.latent if self.latent is not None else self.kv_heads * (self.key_dim + self.value_dim)
 
+    def values_per_device(self, tp: int) -> float:
+        """Cached values of one token on one of `tp` devices: heads are divided as far as there are any, a latent
+        cache stands on each."""
+        return self.values_per_token / (1 if self.latent is not None else min(tp, self.kv_heads))
+
     @property
     def flops_per_pair(self) -> int:
         """FLOPs of one query token against one cached token: scores and weighted sum, over all query heads."""
@@ -94,9 +99,12 @@ class Experts:
         return sum(m.params for m in self.matrices) + self.vectors
 
     @property
+    def vector_bytes_per_expert(self) -> int:
+        return 2 * self.vectors if self.vector_bytes is None else self.vector_bytes
+
+    @property
     def bytes_per_expert(self) -> int:
-        vectors = 2 * self.vectors if self.vector_bytes is None else self.vector_bytes
-        return sum(m.bytes for m in self.matrices) + vectors
+        return sum(m.bytes for m in self.matrices) + self.vector_bytes_per_expert
 
 
 @dataclass(frozen=True)
@@ -171,7 +179,7 @@ class Architecture:
     mtp_params: int = 0
     vision_params: int | None = None
     """Parameters of a vision tower and its projector, outside every total here; None where there is none."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     """Sentences on what was filled in from the family's documented defaults."""
 
     @property
@@ -224,14 +232,11 @@ class Architecture:
             if layer.experts
         )
 
-    def kv_bytes_per_token(self, kv_bytes: float = 2) -> float:
-        """Bytes that one more token adds to a short cache, over all layers. `kv_bytes` is one value's bytes."""
-        return (
-            sum(layer.count * layer.attention.values_per_token for layer in self.layers if layer.attention)
-            * kv_bytes
-        )
+    def kv_bytes_per_token(self, value_bytes: float = 2) -> float:
+        """Bytes that one more token adds to a short cache, over all layers. `value_bytes` are those of one value."""
+        return self.kv_bytes(1, value_bytes)
 
-    def kv_bytes_per_token_beyond_window(self, kv_bytes: float = 2) -> float:
+    def kv_bytes_per_token_beyond_window(self, value_bytes: float = 2) -> float:
         """The same once every windowed layer is full: only layers that see everything still grow."""
         return (
             sum(
@@ -239,10 +244,10 @@ class Architecture:
                 for layer in self.layers
                 if layer.attention and layer.attention.window is None
             )
-            * kv_bytes
+            * value_bytes
         )
 
-    def kv_bytes(self, context: int, kv_bytes: float = 2) -> float:
+    def kv_bytes(self, context: int, value_bytes: float = 2) -> float:
         """Live bytes of one sequence's cache at `context` tokens; windowed layers keep their window."""
         return (
             sum(
@@ -252,7 +257,7 @@ class Architecture:
                 for layer in self.layers
                 if layer.attention
             )
-            * kv_bytes
+            * value_bytes
         )
 
     @property

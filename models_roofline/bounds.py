@@ -18,15 +18,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from models_roofline.architecture import Architecture, Experts
+from models_roofline.arrays import Floats, above_zero, at_least, share
 from models_roofline.errors import RooflineError
 from models_roofline.experts import distinct_experts
-from models_roofline.formats import KV_BYTES
+from models_roofline.formats import kv_value_bytes
 from models_roofline.ledger import FFN
-
-Array = NDArray[np.float64]
 
 MEASURED_UNION = {
     1: 0.5218595,
@@ -58,31 +57,23 @@ class Sparsity:
     union: ArrayLike | None = None
 
     def __post_init__(self) -> None:
-        for flag, keep in (("--keep-projection", self.keep_projection), ("--keep-kv", self.keep_kv)):
-            _within(flag, keep, 0, 1, "a keep is a fraction above 0 and at most 1, such as 0.5")
+        share("--keep-projection", self.keep_projection)
+        share("--keep-kv", self.keep_kv)
         if self.kv_budget is not None:
-            _within("--kv-budget", self.kv_budget, 0, np.inf, "a budget is a number of tokens above 0")
+            above_zero("--kv-budget", self.kv_budget, "tokens")
             if np.any(np.asarray(self.keep_kv) != 1):
                 raise RooflineError(
                     "--kv-budget: a fixed budget takes the place of --keep-kv; give one of the two."
                 )
         if self.union is not None:
-            _within("--union", self.union, 0, 1, "a union is a fraction above 0 and at most 1")
+            share("--union", self.union)
             if np.any(np.asarray(self.union) < np.asarray(self.keep_projection)):
                 raise RooflineError(
                     "--union: a batch needs at least what one sequence keeps; give --keep-projection or more."
                 )
 
 
-def independent_union(keep: ArrayLike, batch: ArrayLike) -> Array:
-    """Fraction of weights that any of `batch` sequences needs if each keeps its own at random: 1 − (1 − keep)^batch.
-
-    An overestimate: at keep 0.5 and batch 4 it says 0.948 where 0.920 was measured (`MEASURED_UNION`).
-    """
-    return np.asarray(1 - (1 - np.asarray(keep, float)) ** np.asarray(batch, float))
-
-
-def measured_union(keep: ArrayLike, batch: ArrayLike) -> Array:
+def measured_union(keep: ArrayLike, batch: ArrayLike) -> Floats:
     """The measured union of `batch` sequences, linear in log(batch) between the measured ones.
 
     Raises RooflineError for another keep than 0.5 and beyond batch 64, where nothing was measured.
@@ -92,7 +83,7 @@ def measured_union(keep: ArrayLike, batch: ArrayLike) -> Array:
             "--union: a measured union exists for --keep-projection 0.5 only; give a fraction."
         )
     batches = np.array(list(MEASURED_UNION), float)
-    if np.any(_sequences(batch) > batches[-1]):
+    if np.any(at_least("--batch", batch, 1, "sequences") > batches[-1]):
         raise RooflineError("--union: the measured union ends at --batch 64; give a fraction.")
     fractions = np.array(list(MEASURED_UNION.values()))
     return np.asarray(np.interp(np.log(np.asarray(batch, float)), np.log(batches), fractions))
@@ -102,13 +93,13 @@ def measured_union(keep: ArrayLike, batch: ArrayLike) -> Array:
 class KvCurve:
     """Bytes of one sequence's cache past its first `start` tokens: piecewise linear in the context."""
 
-    slopes: Array
+    slopes: Floats
     """Bytes a token of each kind of layer, all layers of the kind together."""
-    ends: Array
+    ends: Floats
     """Tokens at which a kind of layer stops growing (its window); infinity for full attention."""
     start: float = 0.0
 
-    def __call__(self, context: ArrayLike) -> Array:
+    def __call__(self, context: ArrayLike) -> Floats:
         """Bytes at `context` tokens, of any shape."""
         seen = np.minimum(np.asarray(context, float)[..., None], self.ends)
         return np.asarray((self.slopes * np.maximum(seen - self.start, 0)).sum(-1))
@@ -123,7 +114,7 @@ class KvCurve:
         """Bytes a token once every window is full."""
         return float(self.slopes[np.isinf(self.ends)].sum())
 
-    def inverse(self, target: ArrayLike) -> Array:
+    def inverse(self, target: ArrayLike) -> Floats:
         """The context at which the cache holds `target` bytes, exact; NaN where it never does and for NaN."""
         wanted = np.asarray(target, float)
         finite = self.ends[np.isfinite(self.ends) & (self.ends > self.start)]
@@ -137,32 +128,31 @@ class KvCurve:
 
 def kv_curve(arch: Architecture, kv: str = "bf16", start: float = 0.0) -> KvCurve:
     """The cache of one sequence, `kv` one of `formats.KV_BYTES`. Raises RooflineError for another name."""
-    if kv not in KV_BYTES:
-        raise RooflineError(f"--kv: {kv!r} is not a cache format; known: {', '.join(KV_BYTES)}.")
+    value_bytes = kv_value_bytes(kv)
     cached = [(layer.count, layer.attention) for layer in arch.layers if layer.attention]
-    slopes = [count * attention.values_per_token * KV_BYTES[kv] for count, attention in cached]
+    slopes = [count * attention.values_per_token * value_bytes for count, attention in cached]
     ends = [attention.window or np.inf for _, attention in cached]
     return KvCurve(np.array(slopes, float), np.array(ends, float), start)
 
 
-def projection_bytes(arch: Architecture, batch: ArrayLike = 1, ffn_only: bool = False) -> Array:
+def projection_bytes(arch: Architecture, batch: ArrayLike = 1, ffn_only: bool = False) -> Floats:
     """Bytes of layer matrices that a step of `batch` sequences reads: all dense ones and the experts it draws.
 
     Routing is uniform and independent. Embedding, head and vectors are not layer matrices.
     """
-    batch = _sequences(batch)
+    batch = at_least("--batch", batch, 1, "sequences")
     routed = (size * distinct_experts(e.number, e.top_k, batch) for size, e in _experts(arch))
     return np.asarray(sum(routed, np.full_like(batch, _dense(arch, ffn_only))))
 
 
-def projection_saved(arch: Architecture, sparsity: Sparsity, batch: ArrayLike = 1) -> Array:
+def projection_saved(arch: Architecture, sparsity: Sparsity, batch: ArrayLike = 1) -> Floats:
     """Bytes of layer matrices that a dense step would read and activation sparsity leaves unread.
 
     Only the sequences that draw an expert need its weights. A sequence draws it with chance ρ and then needs a weight
     with chance keep, so all leave the weight with (1 − ρ keep)^batch, of which (1 − ρ)^batch draw no such expert and
     would not read it anyway.
     """
-    batch = _sequences(batch)
+    batch = at_least("--batch", batch, 1, "sequences")
     if sparsity.union is not None:
         return np.asarray((1 - np.asarray(sparsity.union)) * projection_bytes(arch, batch, sparsity.ffn_only))
     keep = np.asarray(sparsity.keep_projection, float)
@@ -180,18 +170,22 @@ def kv_saved(
     *,
     context: ArrayLike,
     kv: str = "bf16",
-) -> Array:
+) -> Floats:
     """Bytes of cache that KV sparsity leaves unread in a step, in every layer that has a cache."""
     kept_of_each = np.asarray(sparsity.keep_kv, float) if sparsity.kv_budget is None else 0.0
     curve = kv_curve(arch, kv, sparsity.kv_budget or 0.0)
-    return np.asarray(_sequences(batch) * (1 - kept_of_each) * curve(_tokens(context)))
+    return np.asarray(
+        at_least("--batch", batch, 1, "sequences")
+        * (1 - kept_of_each)
+        * curve(above_zero("--context", context, "tokens"))
+    )
 
 
-def step_bytes(arch: Architecture, batch: ArrayLike = 1, *, context: ArrayLike, kv: str = "bf16") -> Array:
+def step_bytes(arch: Architecture, batch: ArrayLike = 1, *, context: ArrayLike, kv: str = "bf16") -> Floats:
     """All bytes of a dense decode step: layers, head, one embedding row a sequence, norms, cache and state."""
-    batch = _sequences(batch)
+    batch = at_least("--batch", batch, 1, "sequences")
     row = arch.embedding.bytes / arch.embedding.n
-    own = row + 2 * arch.state_bytes + kv_curve(arch, kv)(_tokens(context))
+    own = row + 2 * arch.state_bytes + kv_curve(arch, kv)(above_zero("--context", context, "tokens"))
     vectors = sum(layer.count * layer.vector_bytes for layer in arch.layers) + arch.final_vector_bytes
     return np.asarray(projection_bytes(arch, batch) + vectors + arch.head.bytes + batch * own)
 
@@ -200,9 +194,9 @@ def step_bytes(arch: Architecture, batch: ArrayLike = 1, *, context: ArrayLike, 
 class Bounds:
     """Largest speedups over the dense step: of each method alone and of both together."""
 
-    projection: Array
-    kv: Array
-    both: Array
+    projection: Floats
+    kv: Floats
+    both: Floats
 
 
 def bounds(
@@ -237,22 +231,3 @@ def _experts(arch: Architecture) -> Iterator[tuple[float, Experts]]:
     for layer in arch.layers:
         if layer.experts:
             yield float(layer.count * layer.experts.bytes_per_expert), layer.experts
-
-
-def _sequences(batch: ArrayLike) -> Array:
-    _within("--batch", batch, 1, np.inf, "a batch is 1 sequence or more", low_included=True)
-    return np.asarray(batch, float)
-
-
-def _tokens(context: ArrayLike) -> Array:
-    _within("--context", context, 0, np.inf, "a context is a number of tokens above 0")
-    return np.asarray(context, float)
-
-
-def _within(
-    flag: str, values: ArrayLike, low: float, high: float, rule: str, *, low_included: bool = False
-) -> None:
-    array = np.asarray(values, float)
-    right = ((array >= low) if low_included else (array > low)) & (array <= high) & np.isfinite(array)
-    if not right.all():
-        raise RooflineError(f"{flag}: {rule}; got {array[~right].flat[0]:g}.")

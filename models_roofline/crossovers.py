@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from models_roofline.architecture import Architecture
+from models_roofline.arrays import Counts, Floats, at_least
 from models_roofline.bounds import (
-    Array,
     Sparsity,
     bounds,
     kv_curve,
@@ -33,7 +33,7 @@ from models_roofline.bounds import (
 from models_roofline.errors import RooflineError
 from models_roofline.families import load_model
 
-Curve = Callable[[Array], Array]
+Curve = Callable[[Floats], Floats]
 """Seconds against context, both arrays of one shape."""
 _SCAN_POINTS = 2049
 """Contexts tried for a sign change before it is refined: steps of 0.3 % over 2K to 1M tokens."""
@@ -49,7 +49,9 @@ class Crossover:
     """Whether it lies past the context that the model was made for; None where either is unknown."""
 
 
-def crossover_tokens(arch: Architecture, sparsity: Sparsity, batch: ArrayLike = 1, kv: str = "bf16") -> Array:
+def crossover_tokens(
+    arch: Architecture, sparsity: Sparsity, batch: ArrayLike = 1, kv: str = "bf16"
+) -> Floats:
     """Context from which KV sparsity saves more bytes than activation sparsity; NaN where it never does.
 
     `keep_projection`, `keep_kv` and `union` of `sparsity` and `batch` broadcast. `kv` names the cache format.
@@ -113,7 +115,7 @@ def linear(contexts: Sequence[float], seconds: Sequence[float]) -> Curve:
     return lambda n: np.asarray(np.interp(n, x, y))
 
 
-def kernel_cost_s(method_s: ArrayLike, dense_s: ArrayLike, bound: ArrayLike) -> Array:
+def kernel_cost_s(method_s: ArrayLike, dense_s: ArrayLike, bound: ArrayLike) -> Floats:
     """What a method's kernels cost beyond their bytes: its step time less dense time / bound. Same session for both."""
     return np.asarray(np.asarray(method_s) - np.asarray(dense_s) / np.asarray(bound))
 
@@ -138,7 +140,7 @@ def corrected_crossover(
     if not 0 < low < high:
         raise RooflineError("contexts: give the lower and the upper end of the range, in tokens above 0.")
 
-    def projection_behind_s(n: Array) -> Array:
+    def projection_behind_s(n: Floats) -> Floats:
         limit = bounds(arch, sparsity, batch, context=n, kv=kv)
         gap = dense_s(n) * (1 / limit.projection - 1 / limit.kv)
         return np.asarray(gap + _at(projection_cost_s, n) - _at(kv_cost_s, n))
@@ -154,7 +156,7 @@ def corrected_crossover(
     )
 
 
-def _at(cost: Curve | float, n: Array) -> Array:
+def _at(cost: Curve | float, n: Floats) -> Floats:
     return np.asarray(cost(n) if callable(cost) else cost)
 
 
@@ -166,7 +168,7 @@ def _zero(function: Curve, low: float, high: float) -> float:
 
 def kv_equals_weights(
     arch: Architecture, batch: ArrayLike = 1, kv: str = "bf16", *, head: bool = False
-) -> Array:
+) -> Floats:
     """Context at which the caches of `batch` sequences are as large as the weights that a step reads; NaN if never.
 
     Weights are the blocks' matrices (with the experts that the batch draws), and the output head if `head`.
@@ -180,7 +182,7 @@ def ridge(
     bytes_per_s: ArrayLike,
     compute_efficiency: ArrayLike = 1.0,
     read_efficiency: ArrayLike = 1.0,
-) -> Array:
+) -> Floats:
     """FLOPs per byte at which computing takes as long as reading.
 
     Nominal with peaks alone. Effective with the share of the compute peak that matrix products reach and the share of
@@ -192,14 +194,16 @@ def ridge(
 
 def critical_context(
     arch: Architecture, k: ArrayLike, ridge: ArrayLike, kv: str = "bf16", *, head: bool = False
-) -> Array:
+) -> Floats:
     """Context past which reading the cache outweighs computing the layers of a verification; NaN if never.
 
     n_crit = P (k + 1) / (2 h_kv d_h × ridge) for a bf16 cache: past it a bigger batch means a bigger speedup. The
     batch cancels, but only once the layers are bound by compute: `batch ≥ compute_bound_batch(...)`.
     """
     flops = 2 * (_active_params(arch) + (arch.head.params if head else 0))
-    return kv_curve(arch, kv).inverse(flops * (_drafted(k) + 1) / np.asarray(ridge, float))
+    return kv_curve(arch, kv).inverse(
+        flops * (at_least("--k", k, 0, "drafted tokens") + 1) / np.asarray(ridge, float)
+    )
 
 
 def compute_bound_batch(arch: Architecture, k: int, ridge: float) -> int:
@@ -208,7 +212,7 @@ def compute_bound_batch(arch: Architecture, k: int, ridge: float) -> int:
     batch × (k + 1) ≥ ridge for bf16 weights of a dense model; fewer bytes a weight lower it, experts raise it (each
     draws but a part of the tokens).
     """
-    width = int(_drafted(k)) + 1
+    width = int(at_least("--k", k, 0, "drafted tokens")) + 1
 
     def compute_bound(batch: int) -> bool:
         flops = 2 * _active_params(arch) * batch * width
@@ -230,18 +234,11 @@ def _active_params(arch: Architecture) -> int:
     )
 
 
-def _drafted(k: ArrayLike) -> Array:
-    drafted = np.asarray(k, float)
-    if not (drafted >= 0).all():
-        raise RooflineError("--k: drafted tokens are 0 or more.")
-    return drafted
-
-
-Speedup = Callable[[NDArray[np.int64]], ArrayLike]
+Speedup = Callable[[Counts], ArrayLike]
 """Speedup at each value of one axis (batches, contexts), all else fixed."""
 
 
-def paying_ranges(speedup: Speedup, axis: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
+def paying_ranges(speedup: Speedup, axis: Counts) -> tuple[tuple[int, int], ...]:
     """The stretches of `axis` (first and last value) on which the speedup is above 1. NaN does not pay."""
     pays = np.concatenate([[False], np.asarray(speedup(axis), float) > 1, [False]])
     edges = np.flatnonzero(pays[1:] != pays[:-1])

@@ -12,12 +12,11 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from models_roofline.device import COLUMNS, CONFIDENCE, KINDS, TEXTS, Device, Figure
-from models_roofline.errors import RooflineError
+from models_roofline.errors import RooflineError, hint
 
 PARSERS: dict[str, Callable[[str], Any]] = {
     ".csv": str.splitlines,
@@ -49,7 +48,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         document = PARSERS[path.suffix](path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise RooflineError(f"--devices: {path} cannot be read ({error.strerror or error}).") from None
-    except ValueError as error:  # JSON, TOML or encoding
+    except (ValueError, RecursionError) as error:  # JSON, TOML or encoding
         raise RooflineError(
             f"--devices: {path.name} is not readable as {path.suffix[1:]}: {error}."
         ) from None
@@ -70,9 +69,14 @@ def _csv_rows(lines: list[str], name: str) -> Iterator[tuple[str, Mapping[str, A
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             continue
-        cells = next(csv.reader([line]))
+        try:
+            cells = next(csv.reader([line]))
+        except csv.Error as error:
+            raise RooflineError(f"{name}, line {number}: is not CSV: {error}.") from None
         if header is None:
             header = [cell.strip() for cell in cells]
+            if twice := next((column for column in header if header.count(column) > 1), None):
+                raise RooflineError(f"{name}, line {number}: column {twice} stands twice; keep one.")
         elif len(cells) != len(header):
             raise RooflineError(
                 f"{name}, line {number}: {len(cells)} cells under {len(header)} columns; quote cells with commas."
@@ -84,9 +88,7 @@ def _csv_rows(lines: list[str], name: str) -> Iterator[tuple[str, Mapping[str, A
 def _check_columns(row: Mapping[str, Any], where: str) -> None:
     for column in row:
         if column not in COLUMNS and column not in TEXTS:
-            near = get_close_matches(column, [*COLUMNS, *TEXTS], n=1)
-            advice = f"did you mean {near[0]}?" if near else "docs/devices.md lists the columns."
-            raise RooflineError(f"{where}: unknown column {column!r}; {advice}")
+            raise RooflineError(f"{where}: unknown column {column!r}; {hint(column, [*COLUMNS, *TEXTS])}")
 
 
 def _device(row: Mapping[str, Any], base: Device | None, where: str) -> Device:

@@ -1,4 +1,4 @@
-"""Drafters made from their target: heads, shortened, quantised and sparse copies, as architectures of their own.
+"""Drafters made from their target: heads, shortened and sparse copies, as architectures of their own.
 
 A drafter is an `Architecture` like any other, so that one ledger prices target and draft alike. Shapes: EAGLE
 (arXiv 2401.15077) is one decoder layer behind a 2h → h projection with the target's head; EAGLE-3 (2503.01840)
@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from models_roofline.architecture import Architecture, Attention, Layer, Matrix, matrix
 from models_roofline.errors import RooflineError
-from models_roofline.formats import Format
 
 EAGLE3_VOCAB = 32_000
 """Output vocabulary of the published EAGLE-3 heads for Llama-3 and Qwen3."""
@@ -32,10 +31,22 @@ def eagle3_head(target: Architecture, vocab: int | None = None) -> Architecture:
     return _head(target, "eagle3", fused=3, vocab=pruned, attention_inputs=2)
 
 
+def p_eagle_head(target: Architecture, vocab: int | None = None) -> Architecture:
+    """An EAGLE-3 head of four layers, as published for gpt-oss (huggingface.co/amazon/gpt-oss-20b-p-eagle)."""
+    pruned = min(vocab or EAGLE3_VOCAB, target.vocab)
+    return _head(target, "p-eagle", fused=3, vocab=pruned, attention_inputs=2, layers=4)
+
+
+def dflash_head(target: Architecture, vocab: int | None = None) -> Architecture:
+    """Five layers on five fused hidden states behind the target's head (vLLM's speculators: `--num-layers 5`)."""
+    pruned = min(vocab or target.vocab, target.vocab)
+    return _head(target, "dflash", fused=5, vocab=pruned, attention_inputs=1, layers=5)
+
+
 def medusa_head(target: Architecture, vocab: int | None = None) -> Architecture:
     """The heads of one position: a residual block and an output projection; no cache."""
     block = Layer(1, (matrix("residual", target.hidden, target.hidden),), target.hidden, 2 * target.hidden)
-    return _behind(target, "medusa", (block,), vocab or target.vocab)
+    return _behind(target, "medusa", (block,), min(vocab or target.vocab, target.vocab))
 
 
 def mtp_module(target: Architecture) -> Architecture:
@@ -66,26 +77,25 @@ def windowed(target: Architecture, budget: int) -> Architecture:
     return replace(target, name=f"{target.name} ({budget} cached tokens)", layers=layers)
 
 
-def quantized(target: Architecture, fmt: Format) -> Architecture:
-    """The target with layer weights in `fmt`; embedding, head and norms as they are."""
-    from models_roofline.families import with_weights
-
-    return with_weights(target, fmt)
-
-
 def _within(attention: Attention, budget: int) -> Attention:
     return replace(attention, window=min(attention.window or budget, budget))
 
 
-def _head(target: Architecture, kind: str, *, fused: int, vocab: int, attention_inputs: int) -> Architecture:
+def _head(
+    target: Architecture, kind: str, *, fused: int, vocab: int, attention_inputs: int, layers: int = 1
+) -> Architecture:
+    """`layers` dense layers like the target's; the first reads what is fused and `attention_inputs` states."""
     hidden, layer = target.hidden, _a_layer(target)
-    mixer = [_widened(m, attention_inputs) for m in layer.matrices if m.name in _MIXER]
+    mixer, wide = (
+        [_widened(m, inputs) for m in layer.matrices if m.name in _MIXER] for inputs in (1, attention_inputs)
+    )
     width = _mlp_width(target)
     mlp = [matrix("gate_up", 2 * width, hidden, split="column"), matrix("down", hidden, width, split="row")]
     fuse = matrix("fuse", hidden, fused * hidden)
     attention = replace(layer.attention, window=None, chunked=False) if layer.attention else None
-    block = Layer(1, (fuse, *mixer, *mlp), 3 * hidden, 6 * hidden, attention)
-    return _behind(target, kind, (block,), vocab)
+    first = Layer(1, (fuse, *wide, *mlp), 3 * hidden, 6 * hidden, attention)
+    rest = Layer(layers - 1, (*mixer, *mlp), 2 * hidden, 4 * hidden, attention)
+    return _behind(target, kind, (first, rest) if rest.count else (first,), vocab)
 
 
 _MIXER = ("qkv", "o", "q_a", "q_b", "kv_a", "kv_b", "q")

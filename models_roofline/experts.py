@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from models_roofline.arrays import Floats
 from models_roofline.errors import RooflineError
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

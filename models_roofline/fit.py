@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from models_roofline.experts import Floats
+from models_roofline.arrays import Floats
 from models_roofline.hardware import find_device
 from models_roofline.ledger import Kind, Op
 from models_roofline.profile import KERNELS, SCHEMA, Constant, Kernel, Profile, kernels_to_dict

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from models_roofline.experts import Floats
+from models_roofline.arrays import Floats
 from models_roofline.fit import FREE, Fit, default_kernels, travelled
 from models_roofline.profile import Constant, Kernel
 from models_roofline.published import EXCLUSIONS, excluded, read_table

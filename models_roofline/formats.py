@@ -9,7 +9,8 @@ Boundary: arithmetic on shapes; no file is read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from models_roofline.errors import RooflineError
 
@@ -57,7 +58,7 @@ FORMATS: dict[str, Format] = {
         _plain("fp8", 8, "fp8"),
         Format("fp8_block", 1, 8, "fp8", tile=128),
         _plain("int8", 8, "int8"),
-        Format("int4", 128, 4 * 128 + 20, "bf16"),
+        replace(int4(), name="int4"),
         Format("mxfp4", 32, 4 * 32 + 8, "bf16"),
         Format("nvfp4", 16, 4 * 16 + 8, "fp4"),
     )
@@ -65,25 +66,22 @@ FORMATS: dict[str, Format] = {
 """By the names that `--weights` takes. `int4` is groups of 128; `int4(32)` and others are made by `int4`."""
 
 
-def weight_format(name: str, flag: str = "--weights") -> Format:
-    """The format of that name. Raises RooflineError that lists the known ones."""
-    try:
-        return FORMATS[name]
-    except KeyError:
-        raise RooflineError(
-            f"{flag}: {name!r} is not a number format; known: {', '.join(FORMATS)}."
-        ) from None
+def weight_format(name: str) -> Format:
+    """The format that `--weights` names. Raises RooflineError that lists the known ones."""
+    _check_known("--weights", name, "a number format", FORMATS)
+    return FORMATS[name]
 
 
 KV_BYTES: dict[str, float] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "int8": 1, "int4": 0.5}
 """Bytes of one cached value, by the names that `--kv` takes."""
 
 
-def kv_bytes(name: str, flag: str = "--kv") -> float:
-    """Bytes of one cached value. Raises RooflineError that lists the known formats."""
-    try:
-        return KV_BYTES[name]
-    except KeyError:
-        raise RooflineError(
-            f"{flag}: {name!r} is not a cache format; known: {', '.join(KV_BYTES)}."
-        ) from None
+def kv_value_bytes(name: str) -> float:
+    """Bytes of one cached value in the format that `--kv` names. Raises RooflineError that lists the known ones."""
+    _check_known("--kv", name, "a cache format", KV_BYTES)
+    return KV_BYTES[name]
+
+
+def _check_known(flag: str, name: str, what: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise RooflineError(f"{flag}: {name!r} is not {what}; known: {', '.join(known)}.")

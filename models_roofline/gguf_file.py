@@ -12,15 +12,15 @@ are no parameters; rotary tables are left out of bytes too.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from models_roofline.architecture import Architecture, Attention, Experts, Layer, Matrix, Split, State
-from models_roofline.errors import RooflineError
+from models_roofline.errors import RooflineError, hint
+from models_roofline.families._parts import same
 from models_roofline.families.hybrid import DELTA_FLOPS
 from models_roofline.families.mamba import MAMBA2_FLOPS, MAMBA_FLOPS
 from models_roofline.gguf_header import Header, Tensor, read_header
@@ -141,9 +141,10 @@ class _Model:
         if family == "clip":
             raise self._error("holds the vision part of a model; name the file of its text model.")
         if family not in _FAMILIES:
-            near = difflib.get_close_matches(family, _FAMILIES, n=3)
-            hint = f"nearest known: {', '.join(near)}" if near else f"known: {', '.join(_FAMILIES)}"
-            raise self._error(f"general.architecture {family!r} is not a family that is known here; {hint}.")
+            raise self._error(
+                f"general.architecture {family!r} is not a family that is known here; "
+                f"{hint(family, _FAMILIES, most=3)}"
+            )
         return family
 
     def _key(self, key: str) -> str:
@@ -190,7 +191,7 @@ class _Model:
             family=self._family,
             hidden=hidden,
             vocab=table.rows,
-            layers=_same(self._layer(i, hidden) for i in main),
+            layers=same(self._layer(i, hidden) for i in main),
             embedding=_matrix("embedding", "none", [table]),
             head=_matrix("head", "column", [self._top.get("output.weight", table)]),
             tied="output.weight" not in self._top,
@@ -199,7 +200,7 @@ class _Model:
             unread_params=_params(unread),
             unread_bytes=_bytes(unread),
             max_context=self._optional("context_length"),
-            mtp=_same(self._layer(i, hidden) for i in mtp),
+            mtp=same(self._layer(i, hidden) for i in mtp),
             mtp_params=sum(_params(self._blocks[i].values()) for i in mtp),
             notes=tuple(self._notes),
         )
@@ -399,11 +400,6 @@ def _matrix(name: str, split: Split, tensors: list[Tensor], share: int = 1) -> M
     params = sum(tensor.params for tensor in tensors)
     compute = max(tensors, key=lambda tensor: tensor.params).format.compute
     return Matrix(name, params // k // share, k, _bytes(tensors) // share, compute, split)
-
-
-def _same(layers: Iterable[Layer]) -> tuple[Layer, ...]:
-    """Layers that are equal as one with a count, in order of first appearance."""
-    return tuple(replace(layer, count=count) for layer, count in Counter(layers).items())
 
 
 def _params(tensors: Iterable[Tensor]) -> int:

@@ -127,6 +127,8 @@ def _join(asked: Header, parts: list[Header]) -> Header:
 
 
 def _read_one(path: Path) -> Header:
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise RooflineError(f"{path}: is no file that can be mapped; save the header to one.")
     try:
         with path.open("rb") as file:
             if path.stat().st_size < 4 or file.read(4) != b"GGUF":

@@ -9,29 +9,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from models_roofline.architecture import Architecture
+from models_roofline.arrays import Floats
 from models_roofline.errors import RooflineError
-from models_roofline.formats import KV_BYTES
+from models_roofline.formats import kv_value_bytes
 from models_roofline.hardware import Device
 
 GIB = 2**30
 
 
-def cache_bytes(arch: Architecture, context: ArrayLike, kv: str = "bf16", tp: int = 1) -> NDArray[np.float64]:
-    """Live cache and state of one sequence at `context` tokens on one of `tp` devices; shape of `context`.
-
-    Key and value heads are divided over the group as far as there are any; a latent cache stands on each device.
-    """
+def cache_bytes(arch: Architecture, context: ArrayLike, kv: str = "bf16", tp: int = 1) -> Floats:
+    """Live cache and state of one sequence at `context` tokens on one of `tp` devices; shape of `context`."""
     tokens = np.asarray(context, dtype=np.float64)
     total = np.full(tokens.shape, arch.state_bytes / tp)
     for layer in arch.layers:
         if (attention := layer.attention) is None:
             continue
-        parts = 1 if attention.latent is not None else min(tp, attention.kv_heads)
         seen = tokens if attention.window is None else np.minimum(tokens, attention.window)
-        total = total + layer.count * attention.values_per_token * KV_BYTES[kv] / parts * seen
+        total = total + layer.count * attention.values_per_device(tp) * kv_value_bytes(kv) * seen
     return total
 
 
@@ -40,9 +37,9 @@ class Footprint:
     """Bytes on one device: what stands, and what each sequence adds (shape of the grid)."""
 
     weights: float
-    per_sequence: NDArray[np.float64]
+    per_sequence: Floats
 
-    def total(self, batch: ArrayLike) -> NDArray[np.float64]:
+    def total(self, batch: ArrayLike) -> Floats:
         """Bytes with `batch` sequences, broadcast against the contexts."""
         return self.weights + np.asarray(batch, dtype=np.float64) * self.per_sequence
 

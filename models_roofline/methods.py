@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Literal
 
 from models_roofline import drafters
 from models_roofline.architecture import Architecture
-from models_roofline.errors import RooflineError
+from models_roofline.arrays import at_least, share
+from models_roofline.errors import RooflineError, hint
 from models_roofline.formats import FORMATS
+from models_roofline.quantization import with_weights
 
 Passes = Literal["none", "each", "once"]
 """Forward passes of the drafter: none, one for each drafted token, one for all of them."""
@@ -44,6 +45,20 @@ class DraftOptions:
     stage_al: float = 1.0
     """Tokens that the drafter then keeps in one pass, its own included; in [1, stage_k + 1]."""
 
+    def __post_init__(self) -> None:
+        if self.vocab is not None:
+            at_least("--draft-vocab", self.vocab, 1, "tokens")
+        if self.keep_layers is not None:
+            share("--keep-layers", self.keep_layers)
+        if self.kv_budget is not None:
+            at_least("--kv-budget", self.kv_budget, 1, "tokens")
+        at_least("--stage-k", self.stage_k, 0, "drafted tokens")
+        if not 1 <= self.stage_al <= self.stage_k + 1:
+            raise RooflineError(
+                f"--stage-al: a pass over {self.stage_k} drafts (--stage-k) keeps from 1 to {self.stage_k + 1} "
+                f"tokens, its own included, not {self.stage_al:g}."
+            )
+
 
 @dataclass(frozen=True)
 class Method:
@@ -60,6 +75,8 @@ class Method:
     """Time to find drafts without a model, as a share of one verification."""
     shares_weights: bool = False
     """The drafter's weights are the target's own, so they need no memory."""
+    head_each: bool = False
+    """Each drafted position has a drafter of its own in memory."""
     kv: Literal["own", "shared", "none"] = "own"
     """Whether the drafter keeps a cache of its own, reads the target's, or has none."""
     lossless: bool = True
@@ -67,12 +84,35 @@ class Method:
 
     def draft_architecture(self, target: Architecture, options: DraftOptions) -> Architecture | None:
         """The architecture that makes the drafts; None where no model does. Raises RooflineError."""
+        _check_used(self, options)
         if self.passes == "none":
             return None
         if options.model is not None:
             return options.model
         assert self.drafter is not None
         return self.drafter(target, options)
+
+
+_USED_BY: dict[str, tuple[str, tuple[str, ...]]] = {
+    "vocab": ("--draft-vocab", ("eagle3", "dflash", "parallel-draft", "medusa", "medusa-typical")),
+    "keep_layers": ("--keep-layers", ("layer-skip", "early-exit")),
+    "kv_budget": ("--kv-budget", ("sparse-kv-self",)),
+    "stage_k": ("--stage-k", ("staged",)),
+}
+"""Options that only some methods know: field, flag and those methods."""
+
+
+def _check_used(row: Method, options: DraftOptions) -> None:
+    """An option that changes nothing is a mistake."""
+    for name, (flag, methods) in _USED_BY.items():
+        if getattr(options, name) and row.name not in methods:
+            raise RooflineError(f"{flag}: method {row.name} does not use it; it is for {', '.join(methods)}.")
+        if getattr(options, name) and options.model is not None and name != "stage_k":
+            raise RooflineError(
+                f"{flag}: --draft names a drafter that is taken as it is; give one of the two."
+            )
+    if options.model is not None and row.passes == "none":
+        raise RooflineError(f"--draft: method {row.name} drafts without a model; leave it out.")
 
 
 def _needs_model(target: Architecture, options: DraftOptions) -> Architecture:
@@ -87,6 +127,14 @@ def _eagle(target: Architecture, options: DraftOptions) -> Architecture:
 
 def _eagle3(target: Architecture, options: DraftOptions) -> Architecture:
     return drafters.eagle3_head(target, options.vocab)
+
+
+def _p_eagle(target: Architecture, options: DraftOptions) -> Architecture:
+    return drafters.p_eagle_head(target, options.vocab)
+
+
+def _dflash(target: Architecture, options: DraftOptions) -> Architecture:
+    return drafters.dflash_head(target, options.vocab)
 
 
 def _medusa(target: Architecture, options: DraftOptions) -> Architecture:
@@ -106,7 +154,7 @@ def _exit(target: Architecture, options: DraftOptions) -> Architecture:
 
 
 def _quantized(target: Architecture, options: DraftOptions) -> Architecture:
-    return drafters.quantized(target, FORMATS["int4"])
+    return with_weights(target, FORMATS["int4"])
 
 
 def _sparse_kv(target: Architecture, options: DraftOptions) -> Architecture:
@@ -147,7 +195,7 @@ METHODS: dict[str, Method] = {
             _eagle3,
             validated="SPEED-Bench table 10 (t_sd/t_ar), errors in docs/prediction.md",
         ),
-        Method("medusa", "Medusa heads: one head a position", "each", _medusa, kv="none"),
+        Method("medusa", "Medusa heads: one head a position", "each", _medusa, head_each=True, kv="none"),
         Method("mtp", "the checkpoint's own multi-token-prediction layer", "each", _mtp),
         Method("layer-skip", "self-drafting with half of the layers", "each", _skip, shares_weights=True, kv="shared"),
         Method(
@@ -159,8 +207,8 @@ METHODS: dict[str, Method] = {
             "sparse-kv-self", "self-drafting over a few cached tokens (MagicDec)", "each", _sparse_kv,
             shares_weights=True, kv="shared",
         ),
-        Method("dflash", "block diffusion: one pass of a drafter proposes all tokens", "once", _eagle3),
-        Method("parallel-draft", "PARD, P-EAGLE: one pass of a drafter trained to fill k positions", "once", _eagle3),
+        Method("dflash", "block diffusion: one pass of a drafter proposes all tokens", "once", _dflash),
+        Method("parallel-draft", "PARD, P-EAGLE: one pass of a drafter trained to fill k positions", "once", _p_eagle),
         Method(
             "lookahead", "Jacobi windows and guesses from them, W = G = 15", nodes_per_draft=30, kv="none"
         ),
@@ -172,7 +220,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "medusa-typical", "Medusa with typical acceptance: the text changes", "each", _medusa,
-            kv="none", lossless=False,
+            head_each=True, kv="none", lossless=False,
         ),
     )
 }  # fmt: skip
@@ -191,9 +239,7 @@ def find_method(name: str) -> Method:
     known = ALIASES.get(name.lower(), name.lower())
     if known in METHODS:
         return METHODS[known]
-    near = get_close_matches(name.lower(), [*METHODS, *ALIASES], n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(METHODS)}."
-    raise RooflineError(f"--method: {name!r} is not a method here; {hint}")
+    raise RooflineError(f"--method: {name!r} is not a method here; {hint(name, [*METHODS, *ALIASES])}")
 
 
 def markdown() -> str:

@@ -133,7 +133,7 @@ def load_profile(path: Path, device: Device | None = None) -> Profile:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RooflineError(f"--profile: there is no file {path}.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RooflineError(f"--profile: {path} cannot be read as JSON: {error}.") from None
     try:
         return profile_from_dict(_completed(raw, device) if device else raw)
@@ -242,15 +242,15 @@ def _constant(raw: Any, where: str) -> Constant:
         "small_tile",
         "tile",
     )
-    if positive and value == 0:
+    if positive and value < 1e-30:
         raise RooflineError(f"{where}: must be above 0.")
     return Constant(value, low, high, str(fields.get("source", "")))
 
 
 def _number(raw: Any, where: str, above: float | None = None) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, int | float) or not 0 <= raw < float("inf"):
+    if isinstance(raw, bool) or not isinstance(raw, int | float) or not 0 <= raw <= 1e30:
         raise RooflineError(f"{where}: {raw!r} is not a number of 0 or more.")
-    if above is not None and raw <= above:
+    if above is not None and raw < max(above, 1e-30):  # with less a time overflows
         raise RooflineError(f"{where}: must be above {above:g}.")
     return float(raw)
 

@@ -51,12 +51,18 @@ class Storage:
         """The format in which this module's matrix is stored."""
         if any(_fits(module, pattern) for pattern in self.kept):
             return self.base
-        return next((fmt for pattern, fmt in self.rules if _fits(module, pattern)), self.base)
+        fmt = next((fmt for pattern, fmt in self.rules if _fits(module, pattern)), self.base)
+        return dataclasses.replace(fmt, compute=_computed(fmt, self.base.compute))
 
     @property
     def base_bytes(self) -> int:
         """Bytes of one value that is not quantised."""
         return self.base.block_bits // 8
+
+
+def _computed(fmt: Format, base: str) -> str:
+    """The type of the product: weight-only formats are multiplied in fp16 where the rest of the model is fp16."""
+    return "fp16" if fmt.compute == "bf16" and fmt.name != "bf16" and base == "fp16" else fmt.compute
 
 
 def _fits(module: str, pattern: str) -> bool:
@@ -242,12 +248,37 @@ def with_weights(arch: Architecture, fmt: Format) -> Architecture:
     """The same model with its layers stored in `fmt`: what `--weights int4` means.
 
     Every matrix of a layer and of an expert changes; embedding, head, router, norms and biases stay as they were,
-    as weight-only quantisation leaves them.
+    as weight-only quantisation leaves them. In fp16 or bf16 those of them in the other 16-bit type change too, which
+    makes a bf16 model fit for a device without bf16.
     """
+    if fmt.name in _HALVES:
+        arch = _halved(arch, fmt.name)
     return dataclasses.replace(
         arch,
         layers=tuple(_with_format(layer, fmt) for layer in arch.layers),
         mtp=tuple(_with_format(layer, fmt) for layer in arch.mtp),
+    )
+
+
+_HALVES = ("bf16", "fp16")
+
+
+def _halved(arch: Architecture, compute: str) -> Architecture:
+    """The model with its 16-bit embedding, head and routers multiplied in this 16-bit type; as many bytes."""
+
+    def other(matrix: Matrix) -> Matrix:
+        plain = matrix.compute in _HALVES and matrix.bytes == 2 * matrix.params
+        return dataclasses.replace(matrix, compute=compute) if plain else matrix
+
+    def layers(of: tuple[Layer, ...]) -> tuple[Layer, ...]:
+        return tuple(dataclasses.replace(each, matrices=tuple(map(other, each.matrices))) for each in of)
+
+    return dataclasses.replace(
+        arch,
+        layers=layers(arch.layers),
+        mtp=layers(arch.mtp),
+        embedding=other(arch.embedding),
+        head=other(arch.head),
     )
 
 
@@ -263,4 +294,5 @@ def _with_format(layer: Layer, fmt: Format) -> Layer:
 def _stored(matrix: Matrix, fmt: Format) -> Matrix:
     if matrix.name in KEPT_MATRICES:
         return matrix
-    return dataclasses.replace(matrix, bytes=fmt.matrix_bytes(matrix.n, matrix.k), compute=fmt.compute)
+    compute = _computed(fmt, matrix.compute)
+    return dataclasses.replace(matrix, bytes=fmt.matrix_bytes(matrix.n, matrix.k), compute=compute)

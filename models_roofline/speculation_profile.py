@@ -180,7 +180,7 @@ def _load(path: Path) -> Mapping[str, Any]:
 def _check_version(document: Mapping[str, Any]) -> None:
     version = document.get("schema_version")
     major = str(version).partition(".")[0]
-    if not major.isascii() or not major.isdigit():
+    if not major.isascii() or not major.isdigit() or len(major) > 9:
         raise RooflineError(
             "is no speculation profile: schema_version is missing or no version number like 1.0."
         )

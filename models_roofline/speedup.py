@@ -22,27 +22,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from models_roofline.acceptance import Acceptance, AcceptanceByContext, parse_acceptance
 from models_roofline.architecture import Architecture
+from models_roofline.arrays import Floats, at_least, share, share_or_none
 from models_roofline.errors import RooflineError
 from models_roofline.experts import Routing
 from models_roofline.families import load_model
-from models_roofline.formats import kv_bytes
+from models_roofline.formats import kv_value_bytes
 from models_roofline.hardware import Device, find_device
 from models_roofline.ledger import forward
 from models_roofline.memory import Footprint, cache_bytes, check_fits
 from models_roofline.methods import DraftOptions, Method, find_method
 from models_roofline.profile import Profile, profile_for
-from models_roofline.timing import StepTime, step_time
+from models_roofline.timing import Launch, StepTime, step_time
 
-Array = NDArray[np.float64]
-Launch = Literal["graph", "eager"]
 AnyAcceptance = Acceptance | AcceptanceByContext
 
 HIT_RATE = 0.85
@@ -81,49 +80,50 @@ class Prediction:
     method: Method
     target: Architecture
     device: Device
-    batch: Array
-    context: Array
-    k: Array
-    keep_projection: Array
-    keep_kv: Array
-    al: Array
-    prefill_s: Array
+    batch: Floats
+    context: Floats
+    k: Floats
+    keep_projection: Floats
+    keep_kv: Floats
+    al: Floats
+    prefill_s: Floats
     """To take in a prompt of `context` tokens, one sequence alone."""
-    t_step_s: Array
-    t_verify_s: Array
-    t_draft_s: Array
-    t_round_s: Array
-    round_low_s: Array
-    round_high_s: Array
-    bound: Array
+    t_step_s: Floats
+    t_verify_s: Floats
+    t_draft_s: Floats
+    t_round_s: Floats
+    round_low_s: Floats
+    round_high_s: Floats
+    bound: Floats
     """Largest speedup that this acceptance allows: AL, times what sparsity alone gives where some is asked for."""
-    bound_free_draft: Array
-    bound_oracle: Array
-    speedup: Array
+    bound_free_draft: Floats
+    bound_oracle: Floats
+    speedup: Floats
     """Over dense autoregressive decoding at the same batch and context."""
-    speedup_low: Array
-    speedup_high: Array
-    terms: Mapping[str, Array]
+    speedup_low: Floats
+    speedup_high: Floats
+    terms: Mapping[str, Floats]
     overhead_free: bool = True
     """No engine overhead was given: kernels only."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the whole grid."""
-        return np.broadcast_shapes(self.speedup.shape, self.k.shape, self.batch.shape, self.context.shape)
+        axes = (self.batch, self.context, self.k, self.keep_projection, self.keep_kv)
+        return np.broadcast_shapes(self.speedup.shape, *(axis.shape for axis in axes))
 
     @property
-    def tpot_s(self) -> Array:
+    def tpot_s(self) -> Floats:
         """Seconds of one output token of one sequence."""
         return self.t_round_s / self.al
 
     @property
-    def tokens_per_s(self) -> Array:
+    def tokens_per_s(self) -> Floats:
         """Output tokens a second of all sequences together."""
         return self.batch * self.al / self.t_round_s
 
     @property
-    def target_efficiency(self) -> Array:
+    def target_efficiency(self) -> Floats:
         """T(m = batch) / T(m = batch · width): what verification keeps of a plain step's speed."""
         return self.t_step_s / self.t_verify_s
 
@@ -137,7 +137,7 @@ class Prediction:
         rows = self.frame().to_dict("records")
         return [_record(row) for row in rows]
 
-    def _columns(self) -> dict[str, Array]:
+    def _columns(self) -> dict[str, Floats]:
         return {
             "batch": self.batch, "context": self.context, "k": self.k,
             "keep_projection": self.keep_projection, "keep_kv": self.keep_kv,
@@ -187,6 +187,8 @@ def predict(
     _check(target, row, axes, acceptance, how)
     options = draft or DraftOptions()
     drafter = row.draft_architecture(target, options) if axes.drafts else None
+    if drafter is not None:
+        _check_window(drafter, axes)
     if how.check_memory:
         check_fits(_footprint(target, drafter, row, axes, how), axes.batch, axes.context, device, how.tp)
     clock = _Clock(profile or profile_for(device), how, axes)
@@ -225,25 +227,24 @@ def _rounds(
     t_round = _mix(chance, verify.total_s + exposed + clock.how.overhead_s, step.total_s + idle)
     spread = _mix(chance, verify.high_s, step.high_s) - _mix(chance, verify.total_s, step.total_s)
     spread = spread + terms["draft"] * drafter.error
-    extra = t_round - dense.total_s
-    error = spread / t_round
+    speedup = al * (dense.total_s / t_round)
+    # Only what differs from the plain step can err, and never more than the whole round.
+    factor = 1 + np.minimum(np.abs(t_round - dense.total_s) / t_round, 1) * (spread / t_round)
     return Prediction(
         method=row, target=target, device=device,
         batch=axes.batch, context=axes.context, k=axes.k,
         keep_projection=axes.keep_projection, keep_kv=axes.keep_kv,
         al=al, prefill_s=clock.prefill_s(target), t_step_s=step.total_s, t_verify_s=verify.total_s, t_draft_s=t_draft, t_round_s=t_round,
-        round_low_s=t_round - spread, round_high_s=t_round + spread,
+        round_low_s=np.maximum(t_round - spread, 0), round_high_s=t_round + spread,
         bound=al * (dense.total_s / step.total_s),
         bound_free_draft=al * (dense.total_s / _mix(chance, verify.total_s, step.total_s)),
         bound_oracle=(1 + axes.k) * (dense.total_s / t_round),
-        speedup=al * (dense.total_s / t_round),
-        speedup_low=al * dense.total_s / (t_round + np.abs(extra) * error),
-        speedup_high=al * dense.total_s / (t_round - np.abs(extra) * error),
+        speedup=speedup, speedup_low=speedup / factor, speedup_high=speedup * factor,
         terms=terms, overhead_free=clock.how.overhead_s == 0,
     )  # fmt: skip
 
 
-def _yield(acceptance: AnyAcceptance | None, axes: _Axes) -> tuple[Array, float]:
+def _yield(acceptance: AnyAcceptance | None, axes: _Axes) -> tuple[Floats, float]:
     """Tokens a step (AL_all) and the share of steps with a draft."""
     if acceptance is None or not axes.drafts:
         return np.ones_like(axes.k), 1.0
@@ -257,12 +258,12 @@ def _yield(acceptance: AnyAcceptance | None, axes: _Axes) -> tuple[Array, float]
     return acceptance.al_all(axes.k), acceptance.coverage
 
 
-def _mix(chance: Array, drafted: Array, plain: Array) -> Array:
+def _mix(chance: Floats, drafted: Floats, plain: Floats) -> Floats:
     """Mean over steps with and without drafts; exactly `plain` where no step drafts."""
     return np.where(chance > 0, plain + chance * (drafted - plain), plain)
 
 
-def _exposed(row: Method, t_draft: Array, t_verify: Array, how: Settings) -> Array:
+def _exposed(row: Method, t_draft: Floats, t_verify: Floats, how: Settings) -> Floats:
     """The part of drafting that a round waits for."""
     if row.timing == "serial":
         return t_draft
@@ -272,7 +273,7 @@ def _exposed(row: Method, t_draft: Array, t_verify: Array, how: Settings) -> Arr
     return how.hit_rate * beyond + (1 - how.hit_rate) * t_draft
 
 
-def _nodes(row: Method, axes: _Axes, how: Settings) -> Array:
+def _nodes(row: Method, axes: _Axes, how: Settings) -> Floats:
     if how.tree_nodes is not None:
         return np.where(axes.k > 0, float(how.tree_nodes), 0.0)
     return axes.k * row.nodes_per_draft
@@ -280,15 +281,28 @@ def _nodes(row: Method, axes: _Axes, how: Settings) -> Array:
 
 @dataclass(frozen=True)
 class _Axes:
-    k: Array
-    batch: Array
-    context: Array
-    keep_projection: Array
-    keep_kv: Array
+    k: Floats
+    batch: Floats
+    context: Floats
+    keep_projection: Floats
+    keep_kv: Floats
 
     @classmethod
-    def of(cls, *values: ArrayLike) -> _Axes:
-        return cls(*(np.asarray(value, dtype=np.float64) for value in values))
+    def of(
+        cls,
+        k: ArrayLike,
+        batch: ArrayLike,
+        context: ArrayLike,
+        keep_projection: ArrayLike,
+        keep_kv: ArrayLike,
+    ) -> _Axes:
+        return cls(
+            at_least("--k", k, 0, "drafted tokens"),
+            at_least("--batch", batch, 1, "sequences"),
+            at_least("--context", context, 1, "tokens"),
+            share("--keep-projection", keep_projection),
+            share("--keep-kv", keep_kv),
+        )
 
     @property
     def drafts(self) -> bool:
@@ -320,7 +334,7 @@ class _Clock:
         )
         return step_time(ops, self.profile, launch=self.how.launch, graph_sizes=self.how.graph_sizes)
 
-    def prefill_s(self, arch: Architecture) -> Array:
+    def prefill_s(self, arch: Architecture) -> Floats:
         """Seconds to take in a prompt of `context` tokens, one sequence, kernels launched eagerly as engines do."""
         prompt = self.axes.context
         ops = forward(
@@ -334,8 +348,8 @@ class _Clock:
 class _Drafter:
     """Seconds that a drafter's passes take in one round, and their relative error."""
 
-    seconds: Array
-    error: Array
+    seconds: Floats
+    error: Floats
 
     @classmethod
     def of(cls, arch: Architecture | None, row: Method, options: DraftOptions, clock: _Clock) -> _Drafter:
@@ -345,7 +359,7 @@ class _Drafter:
         once = row.passes == "once"
         tokens = np.maximum(k, 1) if once else np.asarray(1.0 + options.stage_k)
         one = clock.step(arch, tokens=tokens, sparse=False, tp=clock.how.draft_tp)
-        passes = np.where(k > 0, 1.0, 0.0) if once else k / options.stage_al
+        passes = np.where(k > 0, 1.0 if once else np.maximum(k / options.stage_al, 1.0), 0.0)
         return cls(passes * one.total_s, one.high_s / one.total_s - 1)
 
 
@@ -355,40 +369,32 @@ class _Drafter:
 def _check(
     target: Architecture, row: Method, axes: _Axes, acceptance: AnyAcceptance | None, how: Settings
 ) -> None:
-    _need(axes.k, 0, "--k", "drafted tokens, 0 or more")
-    _need(axes.batch, 1, "--batch", "sequences, 1 or more")
-    _need(axes.context, 1, "--context", "tokens, 1 or more")
-    _need(np.asarray(how.overhead_s), 0, "--overhead-ms", "milliseconds, 0 or more")
-    if not 0 <= how.hit_rate <= 1:
-        raise RooflineError(f"--hit-rate: {how.hit_rate:g} is not a share of rounds between 0 and 1.")
-    if how.tree_nodes is not None and how.tree_nodes < axes.k.max():
+    at_least("--overhead-ms", how.overhead_s * 1e3, 0, "milliseconds")
+    share_or_none("--hit-rate", how.hit_rate)
+    at_least("--tp", how.tp, 1, "devices")
+    if how.draft_tp is not None:
+        at_least("--draft-tp", how.draft_tp, 1, "devices")
+    if how.graph_sizes is not None:
+        at_least("--graph-sizes", how.graph_sizes or 0, 1, "rows")
+    if how.tree_nodes is not None and at_least("--tree-nodes", how.tree_nodes, 1, "nodes") < axes.k.max():
         raise RooflineError(
             f"--tree-nodes: a tree that is {int(axes.k.max())} deep (--k) has at least as many nodes, "
             f"not {how.tree_nodes}."
         )
-    for flag, keep in (("--keep-projection", axes.keep_projection), ("--keep-kv", axes.keep_kv)):
-        if not ((keep > 0) & (keep <= 1)).all():
-            raise RooflineError(f"{flag}: {_bad(keep, (keep > 0) & (keep <= 1))} is not a share in (0, 1].")
-    kv_bytes(how.kv)
+    kv_value_bytes(how.kv)
     if axes.drafts and row.name == "none":
         raise RooflineError("--k: method none drafts nothing; use --k 0 or name a --method.")
     if axes.drafts and acceptance is None:
         raise RooflineError("--acceptance: needed where --k is above 0, as in --acceptance 0.8 or al=2.8.")
-    window = target.max_context
+    _check_window(target, axes)
+
+
+def _check_window(arch: Architecture, axes: _Axes) -> None:
+    window = arch.max_context
     if window and (reach := float((axes.context + axes.k).max())) > window:
         raise RooflineError(
-            f"--context: {int(reach)} tokens (drafts included) are beyond the {window} that {target.name} was made for."
+            f"--context: {int(reach)} tokens (drafts included) are beyond the {window} that {arch.name} was made for."
         )
-
-
-def _need(values: Array, least: float, flag: str, what: str) -> None:
-    good = np.isfinite(values) & (values >= least)
-    if not good.all():
-        raise RooflineError(f"{flag}: {_bad(values, good)} is not a number of {what}.")
-
-
-def _bad(values: Array, good: NDArray[np.bool_]) -> str:
-    return f"{float(values[~good].ravel()[0]):g}"
 
 
 def _footprint(
@@ -397,18 +403,21 @@ def _footprint(
     reach = axes.context + axes.k
     weights = target.weight_bytes / how.tp
     each = cache_bytes(target, reach, how.kv, how.tp)
-    if drafter is not None:
+    # A drafter that runs while the target does has a device of its own.
+    if drafter is not None and row.timing == "serial":
         tp = how.draft_tp or how.tp
-        weights += 0 if row.shares_weights else drafter.weight_bytes / tp
+        copies = 0 if row.shares_weights else axes.k.max() if row.head_each else 1
+        weights += float(copies * drafter.weight_bytes / tp)
         each = each + (cache_bytes(drafter, reach, how.kv, tp) if row.kv == "own" else 0)
     return Footprint(weights, each)
 
 
-def ceilings(prediction: Prediction) -> dict[str, Array]:
-    """What no schedule of drafting can pass: overlapping gains at most 2 over serial rounds, and a token costs at
-    least a draft, so speedup ≤ T_step / T_draft(1) (derived from PEARL's round, 2408.11850)."""
-    per_draft = prediction.t_draft_s / np.maximum(prediction.k, 1)
+def ceilings(prediction: Prediction) -> dict[str, Floats]:
+    """What no schedule of drafting can pass where every step drafts: overlapping gains at most 2 over serial rounds,
+    and a round of at most k + 1 tokens takes at least its drafts, so speedup ≤ (k + 1) T_step / T_draft(k) (derived
+    from PEARL's round, 2408.11850)."""
+    per_token = prediction.t_draft_s / (prediction.k + 1)
     serial = prediction.t_draft_s + prediction.t_verify_s
     overlapped = np.maximum(prediction.t_draft_s, prediction.t_verify_s)
     with np.errstate(divide="ignore"):
-        return {"overlap_gain": serial / overlapped, "draft_rate": prediction.t_step_s / per_draft}
+        return {"overlap_gain": serial / overlapped, "draft_rate": prediction.t_step_s / per_token}

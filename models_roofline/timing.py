@@ -22,8 +22,8 @@ from typing import Literal
 
 import numpy as np
 
+from models_roofline.arrays import Floats
 from models_roofline.errors import RooflineError
-from models_roofline.experts import Floats
 from models_roofline.ledger import Op
 from models_roofline.profile import Kernel, Profile
 
@@ -53,8 +53,10 @@ def step_time(
 
     `launch` says whether kernels are replayed from captured graphs or launched one by one. `graph_sizes` are the
     captured row counts: a pass is padded up to the next one, and beyond the largest it runs eagerly. None: every size
-    is captured. Raises RooflineError for a number type that the device lacks.
+    is captured. They mean nothing where every pass is eager. Raises RooflineError for a number type that the device
+    lacks.
     """
+    graph_sizes = None if launch == "eager" else graph_sizes
     terms: dict[str, Floats] = {}
     low_s, high_s = np.asarray(0.0), np.asarray(0.0)
     for op in ops:
@@ -97,46 +99,40 @@ def padded_rows(m: Floats, small_tile: float, tile: float) -> Floats:
     return np.asarray(np.ceil(m / size) * size)
 
 
-def gemm_s(
-    size: Floats, flops: Floats, m: Floats, rows: Floats, kernel: Kernel, rates: tuple[float, float]
-) -> Floats:
-    """Seconds of a matrix product of `m` rows that is computed on `rows`; `rates` are bytes/s and FLOP/s."""
-    computed = flops / m * padded_rows(rows, kernel["small_tile"], kernel["tile"])
-    read_s = size / (kernel["bandwidth_share"] * rates[0])
-    compute_s = computed / (kernel["compute_share"] * rates[1])
-    return kernel["floor_s"] + power_mean(read_s, compute_s, kernel["sharpness"])
+def _read_s(op: Op, kernel: Kernel, profile: Profile) -> Floats:
+    return op.bytes / (kernel["bandwidth_share"] * profile.bandwidth_bytes_per_s)
+
+
+def _compute_s(op: Op, kernel: Kernel, profile: Profile, flops: Floats) -> Floats:
+    return flops / (kernel["compute_share"] * profile.peak(op.compute))
 
 
 def _gemm(op: Op, kernel: Kernel, profile: Profile, sizes: Sequence[int] | None) -> Floats:
-    rates = profile.bandwidth_bytes_per_s, profile.peak(op.compute)
-    return gemm_s(op.bytes, op.flops, op.tokens, _captured(op.tokens, sizes), kernel, rates)
+    rows = padded_rows(_captured(op.tokens, sizes), kernel["small_tile"], kernel["tile"])
+    compute_s = _compute_s(op, kernel, profile, op.flops / op.tokens * rows)
+    return kernel["floor_s"] + power_mean(_read_s(op, kernel, profile), compute_s, kernel["sharpness"])
 
 
 def _vectors(op: Op, kernel: Kernel, profile: Profile, sizes: Sequence[int] | None) -> Floats:
     """Norms and biases are fused into their neighbours: bytes without a floor."""
-    return op.bytes / (kernel["bandwidth_share"] * profile.bandwidth_bytes_per_s)
+    return _read_s(op, kernel, profile)
 
 
 def _attention(op: Op, kernel: Kernel, profile: Profile, sizes: Sequence[int] | None) -> Floats:
     per_sequence_s = kernel["sequence_s"] * op.kv_heads / 8 * op.batch
-    read_s = op.bytes / (kernel["bandwidth_share"] * profile.bandwidth_bytes_per_s)
-    compute_s = op.flops / (kernel["compute_share"] * profile.peak(op.compute))
-    body_s = np.maximum(power_mean(per_sequence_s, read_s, kernel["sharpness"]), compute_s)
+    read_s = power_mean(per_sequence_s, _read_s(op, kernel, profile), kernel["sharpness"])
+    body_s = np.maximum(read_s, _compute_s(op, kernel, profile, op.flops))
     return kernel["floor_s"] + body_s + kernel["split_s"] * np.log2(1 + op.context / 128)
 
 
 def _experts(op: Op, kernel: Kernel, profile: Profile, sizes: Sequence[int] | None) -> Floats:
-    computed = op.flops / op.tokens * _captured(op.tokens, sizes)
-    read_s = op.bytes / (kernel["bandwidth_share"] * profile.bandwidth_bytes_per_s)
-    compute_s = computed / (kernel["compute_share"] * profile.peak(op.compute))
-    return kernel["floor_s"] + power_mean(read_s, compute_s, kernel["sharpness"])
+    compute_s = _compute_s(op, kernel, profile, op.flops / op.tokens * _captured(op.tokens, sizes))
+    return kernel["floor_s"] + power_mean(_read_s(op, kernel, profile), compute_s, kernel["sharpness"])
 
 
 def _state(op: Op, kernel: Kernel, profile: Profile, sizes: Sequence[int] | None) -> Floats:
-    read_s = op.bytes / (kernel["bandwidth_share"] * profile.bandwidth_bytes_per_s)
-    return kernel["floor_s"] + np.maximum(
-        read_s, op.flops / (kernel["compute_share"] * profile.peak(op.compute))
-    )
+    body_s = np.maximum(_read_s(op, kernel, profile), _compute_s(op, kernel, profile, op.flops))
+    return kernel["floor_s"] + body_s
 
 
 def _comm(op: Op, kernel: Kernel, profile: Profile, sizes: Sequence[int] | None) -> Floats:

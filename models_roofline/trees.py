@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from models_roofline.acceptance import Acceptance, Counts, Floats
+from models_roofline.acceptance import Acceptance
+from models_roofline.arrays import Counts, Floats
 from models_roofline.errors import RooflineError
 
 ROOT = -1
@@ -221,7 +222,7 @@ def _chances(siblings: ArrayLike, levels: int) -> Floats:
     return np.broadcast_to(given, (levels, given.shape[-1])) if given.ndim == 1 else given[:levels]
 
 
-def _solve(chances: Floats, nodes: int) -> tuple[Floats, NDArray[np.int64]]:
+def _solve(chances: Floats, nodes: int) -> tuple[Floats, Counts]:
     """Best expected accepted drafts and how many nodes the sibling takes, both [level, sibling, nodes left].
 
     value[l, b, m]: siblings b, b+1, … of level l and all below them, with m nodes. Sibling b, if it is used, takes
@@ -240,7 +241,7 @@ def _solve(chances: Floats, nodes: int) -> tuple[Floats, NDArray[np.int64]]:
     return value, share
 
 
-def _grow(parents: list[int], share: NDArray[np.int64], parent: int, level: int, nodes: int) -> None:
+def _grow(parents: list[int], share: Counts, parent: int, level: int, nodes: int) -> None:
     """Append the children of `parent` that `share` gives, each with what is below it."""
     levels, branch, _ = share.shape
     if level == levels:

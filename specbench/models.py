@@ -328,8 +328,15 @@ class _HubName:
         """The repository's config.json (or the JSON file named), from the Hub's cache or the Hub."""
         import huggingface_hub as hub
 
+        file = self.file or "config.json"
+        with suppress(hub.errors.LocalEntryNotFoundError, hub.errors.HFValidationError):
+            return Path(
+                hub.hf_hub_download(self.repo, file, revision=self.revision, local_files_only=True)
+            )
         with self._sentences("has no config.json that could be fetched; for GGUF files name one of them"):
-            return Path(hub.hf_hub_download(self.repo, self.file or "config.json", revision=self.revision))
+            # Fails at once where there is no network; the download itself would try again for 20 s.
+            hub.get_hf_file_metadata(hub.hf_hub_url(self.repo, file, revision=self.revision))
+            return Path(hub.hf_hub_download(self.repo, file, revision=self.revision))
 
     def _only(self, files: list[str]) -> str:
         models = sorted(file for file in files if file.endswith(".gguf"))

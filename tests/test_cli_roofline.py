@@ -67,6 +67,15 @@ def test_the_engines_overhead_makes_rounds_longer(call: Call) -> None:
     assert with_["terms"]["overhead_s"] == pytest.approx(1.2e-3)
 
 
+def test_a_profile_that_holds_a_part_takes_the_rest_from_the_device(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"schema": 1, "bandwidth_bytes_per_s": 1e11}))
+    slow, known = (
+        document(call, "predict", *LLAMA, *H100, *more)["cells"][0] for more in (("--profile", path), ())
+    )
+    assert slow["tpot_s"] > 16.06e9 / 1e11 > known["tpot_s"]  # all weights at 100 GB/s
+
+
 def test_a_csv_holds_every_cell(call: Call, tmp_path: Path) -> None:
     path = tmp_path / "cells.csv"
     found = document(
@@ -187,6 +196,26 @@ def test_the_catalogues_can_be_listed(call: Call) -> None:
         (("predict", *LLAMA, *H100, "--launch", "lazy"), "--launch: 'lazy' is not one of graph, eager."),
         (("predict", *LLAMA, *H100, "--profile", "none.json"), "--profile"),
         (("predict", *LLAMA, *H100, "--csv", "/nowhere/at/all.csv"), "--csv"),
+        (("predict", *LLAMA, *H100, "--batch", "5..1"), "--batch: 5..1 runs backwards; write 1..5."),
+        (("predict", *LLAMA, *H100, "--batch", "1..1000000000"), "--batch: 1,000,000,000 cells are more than"),
+        (("predict", *LLAMA, *H100, "--batch", "1..1000", "--context", "1..1000"), "--context, --k"),
+        (("predict", *LLAMA, *H100, "--batch", "1e308"), "--batch: 1e+308 is beyond 1e+12"),
+        (("predict", *LLAMA, *H100, "--tp", "0"), "--tp: 0 is not a number of devices"),
+        (("predict", *LLAMA, *H100, "--draft-tp", "-1"), "--draft-tp: -1 is not a number of devices"),
+        (("predict", *LLAMA, *H100, "--graph-sizes", "0"), "--graph-sizes: 0 is not a number of rows"),
+        (("predict", *LLAMA, *H100, "--graph-sizes", ""), "--graph-sizes: '' is not a number"),
+        (("predict", *LLAMA, *H100, "--weights", ""), "--weights: '' is not a number format"),
+        (("predict", *LLAMA, *H100, "--kv-budget", "9" * 400), "--kv-budget"),
+        (("predict", *LLAMA, *H100, "--k", "2", "--method", "eagle3", "--acceptance", "0.5", "--keep-layers", "0.5"), "--keep-layers: method eagle3 does not use it"),
+        (("predict", *LLAMA, *H100, "--k", "2", "--method", "eagle3", "--acceptance", "0.5", "--hit-rate", "0.5"), "--hit-rate: method eagle3 does not use it"),
+        (("predict", *LLAMA, *H100, "--k", "2", "--method", "ngram", "--acceptance", "0.5", "--draft", "llama-3.2-1b"), "--draft: method ngram drafts without a model"),
+        (("predict", *LLAMA, *H100, "--k", "2", "--method", "eagle3", "--acceptance", "0.5", "--draft", "llama-3.2-1b", "--draft-vocab", "9"), "--draft-vocab: --draft names"),
+        (("predict", *LLAMA, *H100, "--k", "-1", "--method", "eagle3", "--acceptance", "0.5"), "--k: -1 is not a number of drafted tokens"),
+        (("crossover", *LLAMA, "--keep-kv", "0.5", "--context", ""), "--context: '' is not a number"),
+        (("crossover", *LLAMA, "--keep-kv", "0.5,0.6", "--batch", "1..150000"), "--batch: 300,000 cells"),
+        (("models", "show", "llama-3.1-8b", "--context", "-1"), "--context: -1 is not a number of tokens"),
+        (("models", "show", "/dev/zero"), "/dev/zero is larger than 16 MiB"),
+        (("machine", "--devices", "mine.csv"), "--devices: is listed with --catalogue"),
         (("crossover", *LLAMA), "--keep"),
         (("crossover", *LLAMA, "--keep-projection", "0"), "--keep-projection"),
         (("models", "show", "hf:notaname"), "hf:ORG/NAME"),
@@ -198,3 +227,45 @@ def test_wrong_use_is_one_sentence_and_exit_2(call: Call, args: tuple[str, ...],
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert sentence in err
+
+
+def test_an_error_stays_one_line_whatever_a_file_holds(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "a\n\x1b[31m" + "b" * 10_000}))
+    code, out, err = call("models", "show", tmp_path)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "model_type 'a\\n\\x1b[31m" in err
+    assert len(err) < 2000
+
+
+def test_a_config_is_named_in_one_sentence_whatever_is_wrong_with_it(call: Call, tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.mkdir()
+    (loop / "config.json").symlink_to("config.json")
+    code, out, err = call("models", "show", loop)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "loop/config.json cannot be read" in err
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+              "num_attention_heads": 4, "vocab_size": 256, "max_position_embeddings": 2**41}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code, out, err = call("models", "show", tmp_path)
+    assert (code, out) == (2, "")
+    assert "max_position_embeddings is larger than 2^40" in err
+    (tmp_path / "config.json").write_text(json.dumps(config).replace(str(2**41), "9" * 5000))
+    assert call("models", "show", tmp_path)[0] == 2
+    config |= {"hidden_size": 2**38, "max_position_embeddings": 2048}
+    (tmp_path / "config.json").write_text("\ufeff" + json.dumps(config), encoding="utf-8")
+    found = document(call, "models", "show", tmp_path)
+    assert found["total_params"] > 2**64  # absurd, and still one document
+
+
+def test_own_figures_of_this_machines_device_count_without_its_name(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpu = Gpu(0, "NVIDIA L40S", device=find_device("L40S"))
+    monkeypatch.setattr("specbench.device.read_gpus", lambda: Gpus((gpu,)))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "mine.csv").write_text("id,mem_bw_gb_s\nL40S,432\n")
+    plain = document(call, "predict", *LLAMA)
+    own = document(call, "predict", *LLAMA, "--devices", tmp_path / "mine.csv")
+    assert own["device"] == "L40S"
+    assert own["cells"][0]["tpot_s"] > 1.8 * plain["cells"][0]["tpot_s"]

@@ -266,6 +266,29 @@ def test_hub_offline() -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_a_config_in_the_hubs_cache_is_enough_to_count_a_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The Hub's own layout: refs/main names the snapshot that holds config.json."""
+    import huggingface_hub.constants as hub
+
+    repository, revision = tmp_path / "models--org--name", "a" * 40
+    snapshot = repository / "snapshots" / revision
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(revision)
+    (snapshot / "config.json").write_text("{}")
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+    assert models.header("hf:org/name") == snapshot / "config.json"
+    with pytest.raises(SpecbenchError, match=r"^model: hf:org/name/x\.gguf is not on this machine yet"):
+        models.header("hf:org/name/x.gguf")
+    with pytest.raises(
+        SpecbenchError, match=r"^model: hf:org/other has no config\.json that could be fetched"
+    ):
+        models.header("hf:org/other")
+
+
 def test_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     monkeypatch.setenv("HOME", "/home/someone")

@@ -254,7 +254,7 @@ def test_degenerate_configs_are_refused_in_words(case: str, words: list[str]) ->
         ({"torch_dtype": "int3"}, "torch_dtype 'int3' is not known here"),
         ({"vocab_size": None}, "vocab_size is missing and has no default"),
         ({"model_type": None}, "model_type is missing"),
-        ({"model_type": "lama"}, "nearest known: llama"),
+        ({"model_type": "lama"}, "did you mean llama"),
         ({"text_config": [1]}, "text_config must be an object of fields"),
         ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "there are 2 experts"),
         ({"model_type": "gemma2", "layer_types": ["full_attention"] * 3 + ["odd"]}, "holds 'odd'"),

@@ -803,7 +803,7 @@ def wrong() -> Iterator[tuple[str, dict[str, object], Tensors, str]]:
         {"bonus.weight": ((8, 8), "F32")},
         r"the tensor bonus\.weight is not known in a llama model",
     )
-    yield "llamax", {}, {}, r"general\.architecture 'llamax' is not a family .*; nearest known: llama"
+    yield "llamax", {}, {}, r"general\.architecture 'llamax' is not a family .*; did you mean llama"
     yield "clip", {}, {}, r"holds the vision part of a model; name the file of its text model"
 
 

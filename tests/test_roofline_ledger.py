@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models_roofline.architecture import Architecture, Attention, Layer, State, matrix
+from models_roofline.architecture import Architecture, Attention, Experts, Layer, State, matrix
 from models_roofline.errors import RooflineError
 from models_roofline.families import catalogue, load_model
 from models_roofline.ledger import TERMS, Op, forward
@@ -76,6 +76,15 @@ def test_experts_read_what_is_woken() -> None:
     balanced = forward(QWEN_MOE, batch=1, context=64, tokens=4, routing="balanced")
     assert total(balanced, "experts") - moved == pytest.approx(48 * (32 - 29.123046875) * one_expert)
     assert total(balanced, "experts", what="flops") == 48 * rows * 3 * 2 * 2048 * 768
+
+
+def test_biases_of_experts_count_as_they_are_stored() -> None:
+    """One token wakes one of two experts: 8 × 8 weights in bf16 and 10 biases, of two bytes each or as stored."""
+    plain = Experts(2, 1, (matrix("up", 8, 8),), vectors=10)
+    for experts, stored in ((plain, 20), (replace(plain, vector_bytes=40), 40)):
+        arch = replace(LLAMA, layers=(Layer(1, (), 0, 0, experts=experts),))
+        moved = total(forward(arch, batch=1, context=1), "experts")
+        assert moved == 8 * 8 * 2 + stored + 2 * (8 + 8)
 
 
 def test_formats_of_weights_are_told_apart_by_their_bits() -> None:
@@ -203,16 +212,17 @@ def test_shapes_stay_unexpanded() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"batch": 0}, "--batch: 0 is below 1"),
-        ({"context": [4, -1]}, "--context: -1 is below 1"),
-        ({"tokens": 0}, r"tokens \(k \+ 1\): 0 is below 1"),
-        ({"keep_projection": 0}, "--keep-projection: give a share above 0"),
-        ({"keep_kv": 1.2}, "--keep-kv: give a share"),
-        ({"overlap": -0.1}, "--overlap: give a share from 0"),
+        ({"batch": 0}, "--batch: 0 is not a number of sequences, 1 or more"),
+        ({"context": [4, -1]}, "--context: -1 is not a number of tokens, 1 or more"),
+        ({"tokens": 0}, r"tokens \(k \+ 1\): 0 is not a number of tokens"),
+        ({"keep_projection": 0}, r"--keep-projection: 0 is not a share in \(0, 1\]"),
+        ({"keep_kv": 1.2}, "--keep-kv: 1.2 is not a share"),
+        ({"overlap": -0.1}, r"--overlap: -0.1 is not a share in \[0, 1\]"),
         ({"kv": "fp2"}, "--kv: 'fp2' is not a cache format; known: bf16"),
-        ({"batch": float("nan")}, "--batch: nan is not finite"),
+        ({"batch": "many"}, "--batch: 'many' is not a number"),
+        ({"batch": float("nan")}, "--batch: nan is not a number"),
         ({"context": "long"}, "--context: 'long' is not a number"),
-        ({"tp": 0}, "--tp: 0 is below 1"),
+        ({"tp": 0}, "--tp: 0 is not a number of devices"),
     ],
 )
 def test_wrong_use_is_refused_in_words(asked: dict[str, object], words: str) -> None:

@@ -13,6 +13,7 @@ from models_roofline.errors import RooflineError
 from models_roofline.families import from_config, load_config, load_model
 from models_roofline.formats import FORMATS, int4
 from models_roofline.quantization import with_weights
+from models_roofline.speedup import predict
 
 BASE: dict[str, Any] = {
     "model_type": "llama",
@@ -212,3 +213,17 @@ def test_with_weights_changes_layers_and_nothing_else() -> None:
 def test_with_weights_can_undo_a_quantised_checkpoint() -> None:
     arch = load_model("gpt-oss-20b")
     assert with_weights(arch, FORMATS["bf16"]).weight_bytes == 2 * arch.total_params
+
+
+@pytest.mark.parametrize("weights", ["fp16", "int4"])
+def test_a_model_in_fp16_runs_where_bf16_is_lacking(weights: str) -> None:
+    bf16 = load_model("llama-3.2-1b")
+    half = with_weights(bf16, FORMATS["fp16"])
+    assert half.weight_bytes == bf16.weight_bytes
+    assert predict(with_weights(half, FORMATS[weights]), "T4").tpot_s > 0
+
+
+def test_weight_only_formats_are_multiplied_in_the_type_of_the_rest() -> None:
+    """AWQ and GPTQ checkpoints are mostly float16, and run on devices without bf16."""
+    arch = built({"quant_method": "awq", "bits": 4, "group_size": 128}, BASE | {"torch_dtype": "float16"})
+    assert {matrix.compute for matrix in (arch.head, *arch.layers[0].matrices)} == {"fp16"}

@@ -137,6 +137,7 @@ def test_block_verification_holds_at_its_own_length() -> None:
         ({"num_speculative_tokens": None}, "num_speculative_tokens"),
         ({"num_speculative_tokens": True}, "num_speculative_tokens"),
         ({"num_speculative_tokens": 2}, "has 3 entries and num_speculative_tokens is 2"),
+        ({"schema_version": "9" * 5000}, "no version number like"),
         ({"max_supported_k": 2}, "max_supported_k must be a whole number of at least 3"),
         ({"verification_method": "typical"}, "'typical' is unknown"),
         ({"marginal_accept_rates": [0.8, 0.6, 0.7], "conditional_accept_rates": None}, "0.7 at position 3"),

@@ -10,9 +10,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models_roofline import DraftOptions, RooflineError, Settings, find_device, load_model, predict
+from models_roofline import (
+    DraftOptions,
+    RooflineError,
+    Settings,
+    find_device,
+    load_model,
+    predict,
+    with_weights,
+)
 from models_roofline.acceptance import Acceptance, AcceptanceByContext
-from models_roofline.drafters import eagle3_head, eagle_head, medusa_head, mtp_module
+from models_roofline.bounds import Sparsity, bounds
+from models_roofline.drafters import (
+    dflash_head,
+    eagle3_head,
+    eagle_head,
+    medusa_head,
+    mtp_module,
+    p_eagle_head,
+)
+from models_roofline.formats import FORMATS
 from models_roofline.methods import METHODS, find_method
 from models_roofline.published import read_table, specdecode_bench
 from models_roofline.published.__main__ import markdown as published_page
@@ -20,7 +37,6 @@ from models_roofline.speedup import Prediction, ceilings
 
 LLAMA_8B, LLAMA_1B = load_model("llama-3.1-8b"), load_model("llama-3.2-1b")
 H100 = find_device("H100-SXM5-80GB")
-LOSSLESS = [name for name, method in METHODS.items() if method.lossless and name != "none"]
 DERIVED = [name for name in METHODS if not name.startswith("mtp") and name != "none"]
 """Methods whose drafter follows from Llama-3.1-8B, which has no MTP layers."""
 
@@ -116,10 +132,18 @@ def test_overlapped_rounds_take_the_longer_of_draft_and_verification() -> None:
     ceiling = ceilings(both)
     assert ceiling["overlap_gain"] <= 2
     assert serial.t_round_s / both.t_round_s == pytest.approx(ceiling["overlap_gain"])
-    assert (
-        both.speedup <= ceiling["draft_rate"] * 1.000001 * both.al / 5
-        or both.speedup <= ceiling["draft_rate"]
+
+
+@pytest.mark.parametrize("method", ["draft-model", "pearl", "ssd"])
+def test_no_schedule_of_drafting_passes_its_ceilings(method: str) -> None:
+    """With every draft right and long chains the drafts themselves are the limit, and an overlapped round reaches it."""
+    found = llama(
+        method, k=np.array([1, 4, 8, 16]), acceptance=Acceptance.from_rate(1), settings=Settings(hit_rate=1)
     )
+    ceiling = ceilings(found)
+    assert np.all(ceiling["overlap_gain"] <= 2)
+    assert np.all(found.speedup <= ceiling["draft_rate"] * (1 + 1e-12))
+    assert (found.speedup[-1] == pytest.approx(ceiling["draft_rate"][-1])) == (method != "draft-model")
 
 
 def test_drafts_made_ahead_cost_nothing_when_every_round_was_foreseen() -> None:
@@ -180,6 +204,16 @@ def test_eagle3_head_of_llama_3_1_8b() -> None:
     )
 
 
+def test_parallel_drafters_are_deeper_than_an_eagle_head() -> None:
+    """Four layers (P-EAGLE) and five with the whole vocabulary (DFlash): one pass has to do what k passes did."""
+    assert (p_eagle_head(LLAMA_8B).n_layers, dflash_head(LLAMA_8B).n_layers) == (4, 5)
+    assert dflash_head(LLAMA_8B).vocab == LLAMA_8B.vocab
+    one, eagle = llama("dflash", k=8), llama("eagle", k=8)
+    assert 2 < one.t_draft_s / (eagle.t_draft_s / 8) < 5
+    plain = LLAMA_8B.layers[0].total_params
+    assert p_eagle_head(LLAMA_8B).total_params == eagle3_head(LLAMA_8B).total_params + 3 * plain
+
+
 def test_a_medusa_head_is_a_square_and_a_vocabulary() -> None:
     head = medusa_head(load_model("llama-2-7b"))
     assert head.total_params == 4096 * 4096 + 4096 + 32000 * 4096 + 4096
@@ -237,9 +271,6 @@ def test_what_does_not_fit_is_refused_with_what_is_missing_and_what_would_fit() 
 
 
 def test_a_device_without_the_number_type_is_refused() -> None:
-    from models_roofline import with_weights
-    from models_roofline.formats import FORMATS
-
     with pytest.raises(RooflineError, match="A100-SXM4-80GB has no fp8 peak; it has"):
         predict(with_weights(LLAMA_8B, FORMATS["fp8"]), find_device("A100-SXM4-80GB"))
 
@@ -272,6 +303,82 @@ def test_the_overlap_of_experts_makes_verification_cheaper() -> None:
     alike = predict(moe, H100, settings=replace(Settings(), overlap=1.0), **asked)  # type: ignore[arg-type]
     assert alike.t_verify_s < apart.t_verify_s
     assert alike.t_step_s == apart.t_step_s
+
+
+def test_the_interval_of_a_speedup_holds_it_however_much_is_left_unread() -> None:
+    found = predict(
+        LLAMA_8B, find_device("EPYC-9654"), keep_projection=np.array([1, 0.5, 0.1, 0.02]), keep_kv=0.05
+    )
+    assert np.all(found.speedup_low > 0)
+    assert np.all(found.speedup_low <= found.speedup)
+    assert np.all(found.speedup <= found.speedup_high)
+    assert np.all(found.speedup_high < 2 * found.speedup)
+
+
+def test_the_table_has_every_cell_where_an_axis_changes_nothing() -> None:
+    """A model without a cache is as fast at any share of it."""
+    found = predict("mamba-130m", H100, keep_kv=np.array([0.5, 1.0]))
+    assert found.frame().keep_kv.tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-30b-a3b"])
+def test_sparse_weights_never_beat_the_bytes_that_a_batch_needs(model: str) -> None:
+    """Each sequence skips weights of its own, so that a batch reads nearly all of them."""
+    arch, batch = load_model(model), np.array([1, 4, 32, 128])
+    asked = {"batch": batch, "context": 1024, "keep_projection": 0.5}
+    found = predict(arch, H100, settings=Settings(check_memory=False), **asked)  # type: ignore[arg-type]
+    assert np.all(found.speedup <= bounds(arch, Sparsity(0.5), batch, context=1024).projection)
+
+
+def test_each_medusa_position_has_a_head_of_its_own_in_memory() -> None:
+    """Five times a residual block and an output table beside Llama-3.1-8B: 15.0 + 5.0 GiB, and 100.1 of caches."""
+    with pytest.raises(RooflineError, match=r"need 120\.1 GiB"):
+        predict(
+            LLAMA_8B, find_device("RTX-PRO-6000-Blackwell-Server MIG 1g.24gb"), method="medusa", k=5,
+            batch=200, context=4096, acceptance=Acceptance.from_rate(0.5),
+        )  # fmt: skip
+
+
+def test_a_drafter_that_runs_beside_the_target_has_a_device_of_its_own() -> None:
+    """70B in fp8 leaves 12 GiB of an H100, and the drafter needs 15."""
+    target = with_weights(load_model("llama-3.1-70b"), FORMATS["fp8"])
+    asked = {"k": 4, "acceptance": Acceptance.from_rate(0.8), "draft": DraftOptions(model=LLAMA_8B)}
+    for method in ("pearl", "ssd"):
+        assert predict(target, H100, method=method, **asked).speedup > 1  # type: ignore[arg-type]
+    with pytest.raises(RooflineError, match="GiB too little"):
+        predict(target, H100, method="draft-model", **asked)  # type: ignore[arg-type]
+
+
+def test_a_drafter_does_not_see_beyond_its_own_window() -> None:
+    draft = DraftOptions(model=load_model("tinyllama-1.1b"))
+    with pytest.raises(
+        RooflineError, match=r"^--context: 8196 tokens .* beyond the 2048 that tinyllama-1.1b was"
+    ):
+        llama("draft-model", k=4, context=8192, draft=draft)
+
+
+def test_a_staged_round_with_drafts_takes_at_least_one_pass() -> None:
+    options = DraftOptions(model=LLAMA_1B, stage_k=7, stage_al=8.0)
+    found = llama("staged", k=np.array([0, 1, 8, 16]), draft=options)
+    assert found.t_draft_s[0] == 0
+    assert found.t_draft_s[1] == found.t_draft_s[2] == found.t_draft_s[3] / 2 > 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "flag"),
+    [
+        ({"vocab": 0}, "--draft-vocab"),
+        ({"keep_layers": 5.0}, "--keep-layers"),
+        ({"keep_layers": -1.0}, "--keep-layers"),
+        ({"kv_budget": -5}, "--kv-budget"),
+        ({"stage_k": -1}, "--stage-k"),
+        ({"stage_k": 1, "stage_al": 50.0}, "--stage-al"),
+        ({"stage_al": 0.0}, "--stage-al"),
+    ],
+)
+def test_a_drafter_out_of_range_is_refused(asked: dict[str, float], flag: str) -> None:
+    with pytest.raises(RooflineError, match=f"^{flag}: "):
+        DraftOptions(**asked)  # type: ignore[arg-type]
 
 
 # --- published steps --------------------------------------------------------------------------------------

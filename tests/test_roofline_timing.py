@@ -128,6 +128,12 @@ def test_captured_sizes_are_a_staircase_that_ends_in_eager_steps() -> None:
     assert found[5] == step(batch=513, context=64, launch="eager").total_s
 
 
+def test_captured_sizes_mean_nothing_where_every_pass_is_eager() -> None:
+    small = profile_for(find_device("L4"))
+    assert step(small, sizes=[512]).total_s > step(small).total_s
+    assert step(small, launch="eager", sizes=[512]).total_s == step(small, launch="eager").total_s
+
+
 # --- number types -----------------------------------------------------------------------------------------
 
 
@@ -213,6 +219,8 @@ def test_a_profile_file_fills_up_from_the_device(tmp_path: Path) -> None:
     [
         (("schema",), 2, "schema is 2; this version reads 1"),
         (("bandwidth_bytes_per_s",), 0, "bandwidth_bytes_per_s: must be above 0"),
+        (("bandwidth_bytes_per_s",), 10**400, "bandwidth_bytes_per_s: 10+ is not a number"),
+        (("bandwidth_bytes_per_s",), 5e-324, "bandwidth_bytes_per_s: must be above 0"),
         (("peak_flops", "bf16"), "fast", r"peak_flops\.bf16: 'fast' is not a number"),
         (("kernels", "gemm", "bf16", "floor_s", "value"), None, r"kernels\.gemm\.bf16\.floor_s\.value: None"),
         (("kernels", "gemm", "bf16", "floor_s", "low"), 1, r"kernels\.gemm\.bf16\.floor_s: value .* outside"),

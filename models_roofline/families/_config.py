@@ -16,6 +16,10 @@ MAX_LAYERS = 10_000
 """More layers than any model has; a larger number is a mistake in the config."""
 
 
+LARGEST = 2**40
+"""More than any size in a config, and with it no product of sizes is too large for a float."""
+
+
 class Config:
     """The fields of one config, or of a section within it; errors name the model and the field."""
 
@@ -75,8 +79,10 @@ class Config:
         value = self.get(*keys)
         if value is None:
             return None
+        found = next(key for key in keys if self.fields.get(key) is not None)
+        if isinstance(value, int) and value > LARGEST:
+            raise self.error(f"{self.field(found)} is larger than 2^40, which nothing in a model is.")
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            found = next(key for key in keys if self.fields.get(key) is not None)
             raise self.error(f"{self.field(found)} must be a whole number of at least {low}, not {value!r}.")
         return value
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from models_roofline.architecture import Architecture, Layer, Matrix
 from models_roofline.families._config import Config
-from models_roofline.families._parts import Block, Mixture, decoder, read_heads, same
+from models_roofline.families._parts import Block, decoder, read_heads, same
+from models_roofline.families.mla import read_mixture
 from models_roofline.quantization import read_storage
 
 
@@ -43,7 +44,7 @@ class _Layers:
         self.inner = config.integer("intermediate_size")
         self.table = config.integer("vocab_size") * self.hidden
         self.heads = read_heads(config, kv=8)
-        self.mixture = _mixture(config)
+        self.mixture = read_mixture(config, shared=1)
         biases = self.heads.qkv_width if config.flag("attention_bias", False) else 0
         norms = 2 * self.heads.dim if config.flag("use_qk_norm", False) else 0
         self.vectors = 2 * self.hidden + biases + norms
@@ -69,18 +70,6 @@ class _Layers:
         block = Block(self.storage, f"model.layers.{index}")
         joined = block.base_matrix("eh_proj", self.hidden, 2 * self.hidden)
         return self.sparse(index, (joined,), 3 * self.hidden)
-
-
-def _mixture(config: Config) -> Mixture:
-    inner = config.integer("moe_intermediate_size")
-    mixture = Mixture(
-        number=config.integer("n_routed_experts", "num_local_experts"),
-        top_k=config.integer("num_experts_per_tok"),
-        inner=inner,
-        shared=inner * config.integer("n_shared_experts", default=1, low=0),
-    )
-    mixture.check(config)
-    return mixture
 
 
 BUILDERS: dict[str, Callable[[Config], Architecture]] = {"glm4_moe": _glm4_moe}

@@ -5,15 +5,17 @@ Catalogue files are Hugging Face configs with one more key, `_source`. Boundary:
 
 from __future__ import annotations
 
-import difflib
 import json
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from models_roofline.architecture import Architecture
-from models_roofline.errors import RooflineError
+from models_roofline.errors import RooflineError, hint
 from models_roofline.families.registry import from_config
+
+LARGEST_CONFIG = 2**24
+"""Characters of a config, a thousand times what any has; what is larger is another file, or has no end."""
 
 
 def catalogue() -> tuple[str, ...]:
@@ -42,10 +44,9 @@ def load_model(name_or_path: str | Path) -> Architecture:
         return load_gguf(path)
     if path.exists():
         return load_config(path)
-    near = difflib.get_close_matches(str(name_or_path).lower(), shipped, n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(sorted(shipped))}."
     raise RooflineError(
-        f"--model: {str(name_or_path)!r} is neither a known model nor a file or folder that exists; {hint}"
+        f"--model: {str(name_or_path)!r} is neither a known model nor a file or folder that exists; "
+        f"{hint(str(name_or_path), catalogue(), most=3)}"
     )
 
 
@@ -54,8 +55,9 @@ def load_config(path: str | Path) -> Architecture:
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
+    text = _read(file)
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
-    fields = _fields(_read(file), name)
+    fields = _fields(text, name)
     beside = file.with_name("hf_quant_config.json")
     if "quantization_config" not in fields and file.name == "config.json" and beside.is_file():
         fields["quantization_config"] = _exported(_fields(_read(beside), f"{name}: {beside.name}"))
@@ -70,17 +72,23 @@ def _exported(fields: dict[str, object]) -> dict[str, object]:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        with file.open(encoding="utf-8-sig") as opened:
+            text = opened.read(LARGEST_CONFIG + 1)
     except FileNotFoundError:
         raise RooflineError(f"--model: there is no {file}.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RooflineError(f"--model: {file} cannot be read as text: {error}.") from None
+    if len(text) > LARGEST_CONFIG:
+        raise RooflineError(
+            f"--model: {file} is larger than {LARGEST_CONFIG // 2**20} MiB and no config.json; name that file or its folder."
+        )
+    return text
 
 
 def _fields(text: str, name: str) -> dict[str, object]:
     try:
         fields = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also whole numbers of thousands of digits
         raise RooflineError(f"{name}: the config is not valid JSON: {error}.") from None
     if not isinstance(fields, dict):
         raise RooflineError(f"{name}: the config must be a JSON object of fields.")

@@ -73,12 +73,14 @@ def read_latent_heads(config: Config) -> LatentHeads:
 def read_mixture(config: Config, shared: int) -> Mixture:
     """Experts under DeepSeek's field names; `shared` is the family's default number of shared experts."""
     inner = config.integer("moe_intermediate_size")
-    return Mixture(
-        number=config.integer("n_routed_experts"),
+    mixture = Mixture(
+        number=config.integer("n_routed_experts", "num_local_experts"),
         top_k=config.integer("num_experts_per_tok"),
         inner=inner,
         shared=inner * config.integer("n_shared_experts", default=shared, low=0),
     )
+    mixture.check(config)
+    return mixture
 
 
 def sparse_layers(config: Config, dense: int) -> Callable[[int], bool]:
@@ -89,16 +91,16 @@ def sparse_layers(config: Config, dense: int) -> Callable[[int], bool]:
 
 
 def _deepseek_v2(config: Config) -> Architecture:
-    return _deepseek(config, Sparse(config, shared=0, dense=0, router_bias=False))
+    return _deepseek(config, _Layers(config, shared=0, dense=0, router_bias=False))
 
 
 def _deepseek_v3(config: Config) -> Architecture:
     """The router has a bias per expert, kept in fp32, unless `topk_method` names another way to balance."""
     biased = config.text("topk_method", default="noaux_tc") == "noaux_tc"
-    return _deepseek(config, Sparse(config, shared=1, dense=3, router_bias=biased))
+    return _deepseek(config, _Layers(config, shared=1, dense=3, router_bias=biased))
 
 
-class Sparse:
+class _Layers:
     """Makes layers of latent attention, with experts or without."""
 
     def __init__(self, config: Config, *, shared: int, dense: int, router_bias: bool):
@@ -107,7 +109,6 @@ class Sparse:
         self.inner = config.integer("intermediate_size")
         self.heads = read_latent_heads(config)
         self.mixture = read_mixture(config, shared)
-        self.mixture.check(config)
         self.bias = self.mixture.number if router_bias else 0
         self.has_experts = sparse_layers(config, dense)
 
@@ -136,7 +137,7 @@ class Sparse:
         )
 
 
-def _deepseek(config: Config, build: Sparse) -> Architecture:
+def _deepseek(config: Config, build: _Layers) -> Architecture:
     """`mtp_params` counts what a checkpoint holds: each module has its own copy of the embedding and of the head."""
     if config.get("attention_bias") is True:
         raise config.error("attention_bias is true; biases of latent attention are not counted here.")

@@ -7,10 +7,10 @@ family, write a function `Config -> Architecture` and add its module's `BUILDERS
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 
 from models_roofline.architecture import Architecture
+from models_roofline.errors import hint
 from models_roofline.families import classic, dense, gemma, glm, hybrid, llama4, mamba, mla, moe, nemotron
 from models_roofline.families._config import Config
 from models_roofline.families.vision import vision_params
@@ -49,8 +49,8 @@ def _builder(text: Config, family: str) -> Builder:
     own = text.text("model_type", default=f"{family}_text" if f"{family}_text" in BUILDERS else family)
     if own in BUILDERS:
         return BUILDERS[own]
-    near = difflib.get_close_matches(own, BUILDERS, n=3)
-    hint = f"nearest known: {', '.join(near)}" if near else f"known: {', '.join(sorted(BUILDERS))}"
     missing = [text.field(key) for key in _SIZES if not text.has(key)]
     lacks = f" It also lacks {', '.join(missing)}." if missing else ""
-    raise text.error(f"model_type {own!r} is not a family that is known here; {hint}.{lacks}")
+    raise text.error(
+        f"model_type {own!r} is not a family that is known here; {hint(own, BUILDERS, most=3)}{lacks}"
+    )

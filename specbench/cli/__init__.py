@@ -89,6 +89,18 @@ def _usage(error: TyperException) -> str:
     return f"{said}; see `{context.command_path if context else 'specbench'} --help`."
 
 
+LONGEST_SENTENCE = 1500
+"""Characters of an error; names from a damaged file can be a hundred times as long."""
+
+
+def _one_line(sentence: str) -> str:
+    """The sentence as a terminal can show it: names from files may hold line ends and escape sequences."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence)
+    if len(shown) <= LONGEST_SENTENCE:
+        return shown
+    return f"{shown[: LONGEST_SENTENCE // 2]} … {shown[-LONGEST_SENTENCE // 2 :]}"
+
+
 def _fail(sentence: str, code: int) -> None:
-    print(f"specbench: {sentence}", file=sys.stderr)
+    print(f"specbench: {_one_line(sentence)}", file=sys.stderr)
     sys.exit(code)

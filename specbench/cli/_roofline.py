@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from specbench.errors import SpecbenchError
 
@@ -21,6 +23,17 @@ MODEL_HELP = (
 )
 DEVICE_HELP = "Device id (see `machine --catalogue`); default: this machine's own, where it is known."
 
+MOST_CELLS = 200_000
+"""Cells of one call: a gigabyte of memory and 200 MB of JSON."""
+LARGEST = 1e12
+"""No count of tokens or sequences is near it, and with it no product overflows."""
+
+Weights = Annotated[str | None, typer.Option(help="Layer weights as fp8, int4, …; default: as stored.")]
+Kv = Annotated[str, typer.Option("--kv", help="Cache format: bf16, fp8, int8, int4, …")]
+Devices = Annotated[Path | None, typer.Option(help="A file of devices that adds to the catalogue.")]
+Csv = Annotated[Path | None, typer.Option("--csv", help="Write every cell, all columns, to a CSV file.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
 
 def architecture(model: str, weights: str | None = None) -> Architecture:
     """The model that `--model` names, with its layer weights in the `--weights` format where one is given."""
@@ -33,14 +46,16 @@ def architecture(model: str, weights: str | None = None) -> Architecture:
         found = load_model(str(header(model)))
     else:
         found = load_model(model)
-    return with_weights(found, weight_format(weights)) if weights else found
+    return found if weights is None else with_weights(found, weight_format(weights))
 
 
 def device(name: str | None, devices: Path | None = None) -> Device:
     """The device that `--device` names; without a name, this machine's own where it is known."""
     from models_roofline.hardware import find_device
 
-    return find_device(name, extra=devices) if name else _local()
+    if name or devices:
+        return find_device(name or _local().id, extra=devices)
+    return _local()
 
 
 def _local() -> Device:
@@ -64,16 +79,32 @@ def numbers(text: str, flag: str) -> list[float]:
     found: list[float] = []
     for part in text.split(","):
         try:
-            if ".." in part:
-                first, last = (int(end) for end in part.split(".."))
-                found += range(first, last + 1)
-            else:
-                found.append(_number(part.strip()))
+            found += _range(part, flag) if ".." in part else [_number(part.strip())]
         except ValueError:
             raise SpecbenchError(
                 f"{flag}: {part.strip()!r} is not a number; write a list such as 1,8,64 or 1..5."
             ) from None
+    if large := next((value for value in found if abs(value) > LARGEST), None):
+        raise SpecbenchError(f"{flag}: {large:g} is beyond {LARGEST:g}, more than anything here can be.")
     return found
+
+
+def _range(text: str, flag: str) -> range:
+    """`1..5`, both ends included. Raises ValueError where the ends are no whole numbers."""
+    first, last = (int(end) for end in text.split(".."))
+    if last < first:
+        raise SpecbenchError(f"{flag}: {text.strip()} runs backwards; write {last}..{first}.")
+    check_cells(flag, last - first + 1)
+    return range(first, last + 1)
+
+
+def check_cells(flags: str, *lengths: int) -> None:
+    """Refuse lists of these lengths that together make more cells than one call writes."""
+    if (count := math.prod(lengths)) > MOST_CELLS:
+        raise SpecbenchError(
+            f"{flags}: {count:,} cells are more than the {MOST_CELLS:,} that one call writes; shorten a list, or use "
+            "models_roofline from Python, which has no limit."
+        )
 
 
 def _number(text: str) -> float:
@@ -97,13 +128,16 @@ def grid(*axes: Sequence[float]) -> tuple[Any, ...]:
     """Each list as an array along an axis of its own, so that together they make the whole grid."""
     import numpy as np
 
+    check_cells("--batch, --context, --k, --keep-projection, --keep-kv", *(len(axis) for axis in axes))
     return np.ix_(*(np.asarray(axis, dtype=float) for axis in axes))
 
 
 def acceptance(text: str | None, coverage: float, ks: list[int]) -> Acceptance | None:
     """What `--acceptance` and `--coverage` say of the drafts, checked against every k asked for."""
     from models_roofline.acceptance import parse_acceptance
+    from models_roofline.arrays import at_least
 
+    at_least("--k", ks, 0, "drafted tokens")
     if not 0 <= coverage <= 1:
         raise SpecbenchError(f"--coverage: {coverage:g} is not a share of steps between 0 and 1.")
     return parse_acceptance(text, k=ks).with_coverage(coverage) if text is not None else None

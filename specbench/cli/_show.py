@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from models_roofline.architecture import Architecture, Layer
 
 
-def document(arch: Architecture, contexts: list[int], kv_bytes: float) -> dict[str, Any]:
+def document(arch: Architecture, contexts: list[int], value_bytes: float) -> dict[str, Any]:
     """Counts of a model. `active` counts the input embedding; `streamed` is what one token at batch 1 must read."""
     return {
         "name": arch.name,
@@ -24,9 +24,9 @@ def document(arch: Architecture, contexts: list[int], kv_bytes: float) -> dict[s
         "vision_params": arch.vision_params,
         "weight_bytes": arch.weight_bytes,
         "streamed_bytes": arch.streamed_bytes,
-        "kv_bytes_per_token": _whole(arch.kv_bytes_per_token(kv_bytes)),
-        "kv_bytes_per_token_beyond_window": _whole(arch.kv_bytes_per_token_beyond_window(kv_bytes)),
-        "kv_bytes_at_context": {str(n): _whole(arch.kv_bytes(n, kv_bytes)) for n in contexts},
+        "kv_bytes_per_token": _whole(arch.kv_bytes_per_token(value_bytes)),
+        "kv_bytes_per_token_beyond_window": _whole(arch.kv_bytes_per_token_beyond_window(value_bytes)),
+        "kv_bytes_at_context": {str(n): _whole(arch.kv_bytes(n, value_bytes)) for n in contexts},
         "state_bytes": arch.state_bytes,
         "hidden": arch.hidden,
         "vocab": arch.vocab,
@@ -42,7 +42,29 @@ def text(found: dict[str, Any]) -> str:
     from specbench.cli._io import table
 
     tied = "tied to the input table" if found["tied"] else "of its own"
-    rows = [
+    layers = [
+        [str(layer["count"]), layer["mixer"], layer["feed_forward"], f"{layer['params']:,}"]
+        for layer in found["layers"]
+    ]
+    said = [
+        f"{found['name']} ({found['family']}): {found['n_layers']} layers, hidden {found['hidden']}, "
+        f"vocabulary {found['vocab']}, head {tied}, context {found['max_context'] or 'not stated'}.",
+        "",
+        table(["", "", "exactly"], _counts(found)),
+        "",
+        table(["layers", "mixer", "feed-forward", "parameters each"], layers, left=3),
+    ]
+    if found["mtp_params"]:
+        said.append(f"\nApart: {found['mtp_params']:,} parameters of multi-token-prediction layers.")
+    if found["vision_params"]:
+        said.append(f"\nApart: {found['vision_params']:,} parameters of the vision tower and projector.")
+    said += [f"note: {note}" for note in found["notes"]]
+    return "\n".join(said)
+
+
+def _counts(found: dict[str, Any]) -> list[list[str]]:
+    """Rows of parameters and bytes: what is counted, rounded, exactly."""
+    return [
         ["parameters, all", _billions(found["total_params"]), f"{found['total_params']:,}"],
         ["… one token uses", _billions(found["active_params"]), f"{found['active_params']:,}"],
         [
@@ -64,24 +86,6 @@ def text(found: dict[str, Any]) -> str:
             else []
         ),
     ]
-    layers = [
-        [str(layer["count"]), layer["mixer"], layer["feed_forward"], f"{layer['params']:,}"]
-        for layer in found["layers"]
-    ]
-    said = [
-        f"{found['name']} ({found['family']}): {found['n_layers']} layers, hidden {found['hidden']}, "
-        f"vocabulary {found['vocab']}, head {tied}, context {found['max_context'] or 'not stated'}.",
-        "",
-        table(["", "", "exactly"], rows),
-        "",
-        table(["layers", "mixer", "feed-forward", "parameters each"], layers, left=3),
-    ]
-    if found["mtp_params"]:
-        said.append(f"\nApart: {found['mtp_params']:,} parameters of multi-token-prediction layers.")
-    if found["vision_params"]:
-        said.append(f"\nApart: {found['vision_params']:,} parameters of the vision tower and projector.")
-    said += [f"note: {note}" for note in found["notes"]]
-    return "\n".join(said)
 
 
 def _layer(layer: Layer) -> dict[str, Any]:

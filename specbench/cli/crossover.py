@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specbench.cli._roofline import MODEL_HELP
+from specbench.cli._roofline import MODEL_HELP, Csv, Json, Kv, Weights
 
 if TYPE_CHECKING:
     from models_roofline.architecture import Architecture
@@ -35,14 +35,10 @@ def crossover(
     context: Annotated[
         str | None, typer.Option(help="Tokens at which bounds are taken; default: the model's window.")
     ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Layer weights as fp8, int4, …; default: as stored.")
-    ] = None,
-    kv: Annotated[str, typer.Option(help="Format of cached values: bf16, fp8, …")] = "bf16",
-    csv: Annotated[
-        Path | None, typer.Option("--csv", help="Write every cell, all columns, to a CSV file.")
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    weights: Weights = None,
+    kv: Kv = "bf16",
+    csv: Csv = None,
+    json_: Json = False,
 ) -> None:
     """Say from which context KV sparsity saves more than activation sparsity, and the most that each can gain.
 
@@ -52,13 +48,15 @@ def crossover(
     from specbench.cli._io import emit
 
     arch = shared.architecture(model, weights)
-    at = _one(shared.whole_numbers(context, "--context"), "--context") if context else None
-    cells = []
-    for keep, kept_kv, sequences in product(
+    at = _one(shared.whole_numbers(context, "--context"), "--context") if context is not None else None
+    axes = (
         shared.numbers(keep_projection, "--keep-projection"),
         shared.numbers(keep_kv, "--keep-kv"),
         shared.whole_numbers(batch, "--batch"),
-    ):
+    )
+    shared.check_cells("--keep-projection, --keep-kv, --batch", *(len(axis) for axis in axes))
+    cells = []
+    for keep, kept_kv, sequences in product(*axes):
         sparsity = _sparsity(keep, kept_kv, kv_budget, ffn_only, union, sequences)
         asked = {"weights": weights or "as stored", "kv": kv, "union": union}
         cells.append(asked | _cell(arch, sparsity, sequences, kv, at))

@@ -7,19 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specbench.cli._roofline import Devices, Json
+from specbench.errors import SpecbenchError
+
 if TYPE_CHECKING:
     from models_roofline.hardware import Device
     from specbench.device import Gpu
 
+PEAKS = ("bf16", "fp8", "fp4")
+"""Number types whose peaks the list of devices shows."""
+
 
 def machine(
     catalogue: Annotated[bool, typer.Option("--catalogue", help="List the devices to predict for.")] = False,
-    devices: Annotated[
-        Path | None, typer.Option(help="A file of devices that adds to the catalogue.")
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    devices: Devices = None,
+    json_: Json = False,
 ) -> None:
     """Show this machine as a run records it, and what the analytic side knows it as."""
+    if devices and not catalogue:
+        raise SpecbenchError("--devices: is listed with --catalogue; give both.")
     if catalogue:
         _catalogue(devices, json_)
     else:
@@ -43,9 +49,6 @@ def _catalogue(devices: Path | None, json_: bool) -> None:
         for device in known
     ]  # fmt: skip
     print(table(["device", "kind", "GB/s", *(f"{kind} TFLOP/s" for kind in PEAKS), "GiB"], rows))
-
-
-PEAKS = ("bf16", "fp8", "fp4")
 
 
 def _figures(device: Device) -> dict[str, Any]:

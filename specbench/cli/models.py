@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 
-from specbench.cli._roofline import MODEL_HELP
+from specbench.cli._roofline import MODEL_HELP, Json, Kv, Weights
 
 app = typer.Typer(help="Models: what is known, fetching, and where they are.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Catalogue name, path, or hf:ORG/NAME[@revision][/file.gguf].")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
 @app.command("list")
@@ -85,21 +84,20 @@ def show(
     context: Annotated[
         str, typer.Option(help="Contexts at which the cache is counted; 8Ki is 8192.")
     ] = "1,1024,8192",
-    weights: Annotated[
-        str | None, typer.Option(help="Layer weights as fp8, int4 …; default: as stored.")
-    ] = None,
-    kv: Annotated[str, typer.Option("--kv", help="Cache format: bf16, fp8, int8, int4 …")] = "bf16",
+    weights: Weights = None,
+    kv: Kv = "bf16",
     json_: Json = False,
 ) -> None:
     """Count a model: parameters, bytes of weights and of the cache, layer by layer."""
-    from models_roofline.formats import kv_bytes
+    from models_roofline.arrays import at_least
+    from models_roofline.formats import kv_value_bytes
     from specbench.cli import _roofline as shared
     from specbench.cli._io import emit
     from specbench.cli._show import document, text
 
-    found = document(
-        shared.architecture(model, weights), shared.whole_numbers(context, "--context"), kv_bytes(kv)
-    )
+    contexts = shared.whole_numbers(context, "--context")
+    at_least("--context", contexts, 1, "tokens")
+    found = document(shared.architecture(model, weights), contexts, kv_value_bytes(kv))
     if json_:
         emit(found)
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specbench.cli._roofline import DEVICE_HELP, MODEL_HELP
+from specbench.cli._roofline import DEVICE_HELP, MODEL_HELP, Csv, Devices, Json, Kv, Weights
 
 if TYPE_CHECKING:
     from models_roofline import Prediction
@@ -42,13 +42,11 @@ def predict(
         int | None, typer.Option(help="Verify a tree of so many drafts, root apart.")
     ] = None,
     keep_projection: Annotated[
-        str, typer.Option(help="Shares of layer weights read (sparsity), as a list.")
+        str, typer.Option(help="Shares of layer weights that a token needs, as a list.")
     ] = "1",
     keep_kv: Annotated[str, typer.Option(help="Shares of the cache read, as a list.")] = "1",
-    weights: Annotated[
-        str | None, typer.Option(help="Layer weights as fp8, int4, …; default: as stored.")
-    ] = None,
-    kv: Annotated[str, typer.Option("--kv", help="Cache format: bf16, fp8, int8, int4 …")] = "bf16",
+    weights: Weights = None,
+    kv: Kv = "bf16",
     tp: Annotated[int, typer.Option("--tp", help="Devices of one tensor-parallel group.")] = 1,
     draft_tp: Annotated[
         int | None, typer.Option(help="Devices of the drafter; default: as the target.")
@@ -64,16 +62,13 @@ def predict(
     hit_rate: Annotated[float | None, typer.Option(help="Method ssd: share of rounds drafted ahead.")] = None,
     overhead_ms: Annotated[float, typer.Option(help="Engine's own time in every round with drafts.")] = 0.0,
     profile: Annotated[
-        Path | None, typer.Option(help="Constants of your own device or engine (JSON).")
+        Path | None,
+        typer.Option(help="Constants of your own (JSON); what the file leaves out is the device's."),
     ] = None,
-    devices: Annotated[
-        Path | None, typer.Option(help="A file of devices that adds to the catalogue.")
-    ] = None,
+    devices: Devices = None,
     memory_check: Annotated[bool, typer.Option(help="Refuse what does not fit the device.")] = True,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", help="Write every cell, all columns, to a CSV file.")
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    csv: Csv = None,
+    json_: Json = False,
 ) -> None:
     """Predict time per token, throughput and speedup for every batch, context and k asked for."""
     from models_roofline import DraftOptions, Settings, load_profile
@@ -81,6 +76,8 @@ def predict(
     from specbench.cli import _roofline as shared
     from specbench.cli._io import emit
 
+    if hit_rate is not None and find_method(method).timing != "hidden":
+        raise SpecbenchError(f"--hit-rate: method {method} does not use it; it is for ssd.")
     where = shared.device(device, devices)
     target = shared.architecture(model, weights)
     ks = shared.whole_numbers(k, "--k")
@@ -93,7 +90,7 @@ def predict(
     )
     settings = Settings(
         kv=kv, tp=tp, launch=shared.choice(launch, "--launch", ("graph", "eager")), routing=shared.choice(routing, "--routing", ("independent", "balanced")), overlap=overlap,
-        draft_tp=draft_tp, graph_sizes=tuple(shared.whole_numbers(graph_sizes, "--graph-sizes")) if graph_sizes else None,
+        draft_tp=draft_tp, graph_sizes=tuple(shared.whole_numbers(graph_sizes, "--graph-sizes")) if graph_sizes is not None else None,
         tree_nodes=tree_nodes, overhead_s=overhead_ms / 1e3, check_memory=memory_check,
         **({} if hit_rate is None else {"hit_rate": hit_rate}),
     )  # fmt: skip
@@ -108,14 +105,14 @@ def predict(
         keep_kv=axes[4],
         acceptance=shared.acceptance(acceptance, coverage, ks),
         draft=DraftOptions(
-            shared.architecture(draft) if draft else None,
+            shared.architecture(draft) if draft is not None else None,
             draft_vocab,
             keep_layers,
             kv_budget,
             stage_k,
             stage_al,
         ),
-        profile=load_profile(profile) if profile else None,
+        profile=load_profile(profile, where) if profile else None,
         settings=settings,
     )
     if csv:
