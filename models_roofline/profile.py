@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from models_roofline.hardware import Device
 
 SCHEMA = 1
+Kernels = dict[str, dict[str, "Kernel"]]
+"""By kind of operation and variant."""
 
 KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gemm": (
@@ -42,7 +44,8 @@ KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "comm": (("any",), ("floor_s", "bandwidth_share")),
     "host": (("any",), ("floor_s",)),
 }
-"""Per kind of operation: its variants (by number format) and the constants each of them has."""
+"""Per kind of operation: its variants (by number format) and the constants each of them has. Matrix products have
+one more variant, `weight_only`, which is made from bf16 where a profile has none."""
 
 
 @dataclass(frozen=True)
@@ -108,20 +111,74 @@ class Profile:
 
 
 def profile_for(device: Device) -> Profile:
-    """The shipped profile of a catalogue device: its own fit, or the defaults of GPUs or CPUs."""
+    """The shipped profile of a device: its own fit, that of a device of its architecture, or defaults."""
     cpu = device.kind == "cpu"
     layers = [_shipped("assumed"), _shipped("cpu" if cpu else "default")]
-    if _shipped_path(device.id).is_file():
-        layers.append(_shipped(device.id))
+    fitted = _fitted(device)
+    if fitted:
+        layers.append(_shipped(fitted))
+    kernels = _kernels(_overlaid(*(layer["kernels"] for layer in layers)), "kernels")
+    basis = str(layers[-1]["basis"])
+    if fitted and fitted != device.id:
+        basis = f"fitted on {fitted}, of the same architecture ({device.architecture})"
+        kernels = _with_errors(
+            kernels, _kernels(_overlaid(*(layer["kernels"] for layer in layers[:2])), "kernels")
+        )
+    elif not fitted and not cpu:
+        kernels["gemm"] = {variant: _untiled(kernel) for variant, kernel in kernels["gemm"].items()}
     return Profile(
         device=device.id,
-        basis=str(layers[-1]["basis"]),
+        basis=basis,
         bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
         peak_flops={name: device.peak_flops(name) for name in device.dtypes},
         link_bytes_per_s=device.link_bytes_per_s,
-        kernels=_kernels(_overlaid(*(layer["kernels"] for layer in layers)), "kernels"),
+        kernels=kernels,
         widens=cpu,
     )
+
+
+FITTED = {
+    "A100-SXM4-80GB": "Ampere sm80",
+    "H100-SXM5-80GB": "Hopper sm90",
+    "L40S": "Ada sm89",
+}
+"""Devices whose kernels were fitted, and the architecture whose other devices take their constants."""
+
+
+def _fitted(device: Device) -> str | None:
+    return next((name for name, arch in FITTED.items() if device.architecture == arch), None)
+
+
+def _with_errors(kernels: Kernels, others: Kernels) -> Kernels:
+    """The same constants with the errors of `others`: what a fit is off by on a device that it was not made on."""
+    return {
+        kind: {
+            name: replace(
+                kernel,
+                error_median=max(kernel.error_median, others[kind][name].error_median),
+                error_p90=max(kernel.error_p90, others[kind][name].error_p90),
+            )
+            for name, kernel in variants.items()
+        }
+        for kind, variants in kernels.items()
+    }
+
+
+def _untiled(kernel: Kernel) -> Kernel:
+    """Without the fitted kernels' tiles of 64 and 128 rows, which belong to their devices and formats: elsewhere
+    a product of few rows runs as matrix-vector products, or in tiles of 16 rows at most."""
+    source = "assumed: no tile is known"
+    tiles = {"small_tile": Constant(1, 1, 64, source), "tile": Constant(16, 1, 128, source)}
+    return replace(kernel, constants={**kernel.constants, **tiles})
+
+
+WEIGHT_ONLY_ERROR = 0.5
+"""At the same bytes three int4 kernels took 17, 45 and 59 ms a step on L4 (arXiv 2605.30571): a guess at a good one."""
+
+
+def _weight_only(kernel: Kernel) -> Kernel:
+    """Products of weights that are widened on the way: as plain ones, but of no known tile, and less sure."""
+    return replace(_untiled(kernel), error_p90=max(kernel.error_p90, WEIGHT_ONLY_ERROR))
 
 
 def load_profile(path: Path, device: Device | None = None) -> Profile:
@@ -191,10 +248,12 @@ def kernels_to_dict(kernels: Mapping[str, Mapping[str, Kernel]]) -> dict[str, An
     }
 
 
-def _kernels(raw: Any, where: str) -> dict[str, dict[str, Kernel]]:
+def _kernels(raw: Any, where: str) -> Kernels:
     kinds = _mapping(raw, where)
     _check_known(kinds, KERNELS, where)
-    return {kind: _complete(kind, _get(kinds, kind, where)) for kind in KERNELS}
+    kernels = {kind: _complete(kind, _get(kinds, kind, where)) for kind in KERNELS}
+    kernels["gemm"].setdefault("weight_only", _weight_only(kernels["gemm"]["bf16"]))
+    return kernels
 
 
 def _complete(kind: str, raw: Any) -> dict[str, Kernel]:

@@ -29,6 +29,8 @@ from models_roofline.profile import Kernel, Profile
 
 Launch = Literal["graph", "eager"]
 
+WIDE_BITS = 15
+"""Weights of fewer bits that are multiplied in a 16-bit or wider type are widened on the way."""
 SMALL = 64
 """Rows up to which kernels use their small tile."""
 
@@ -169,6 +171,8 @@ def _class(op: Op) -> str:
 def _variant(op: Op) -> str:
     """Which constants of its kind an operation takes: by what is multiplied, for weight-only formats by what is read."""
     eight = op.compute in ("fp8", "int8", "fp4")
+    if op.kind == "gemm" and not eight and op.bits < WIDE_BITS:
+        return "weight_only"
     if op.kind in ("gemm", "vectors"):
         return "fp8" if eight else "bf16"
     if op.kind == "attention":

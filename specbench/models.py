@@ -329,10 +329,8 @@ class _HubName:
         import huggingface_hub as hub
 
         file = self.file or "config.json"
-        with suppress(hub.errors.LocalEntryNotFoundError, hub.errors.HFValidationError):
-            return Path(
-                hub.hf_hub_download(self.repo, file, revision=self.revision, local_files_only=True)
-            )
+        with suppress(OSError, ValueError):  # what is not in the cache, the fetch below gets or explains
+            return Path(hub.hf_hub_download(self.repo, file, revision=self.revision, local_files_only=True))
         with self._sentences("has no config.json that could be fetched; for GGUF files name one of them"):
             # Fails at once where there is no network; the download itself would try again for 20 s.
             hub.get_hf_file_metadata(hub.hf_hub_url(self.repo, file, revision=self.revision))
@@ -348,18 +346,15 @@ class _HubName:
     @contextmanager
     def _sentences(self, what: str) -> Iterator[None]:
         """One sentence for whatever the Hub's client raises: no such repository, offline, no such file."""
-        import httpx
         from huggingface_hub import errors
 
         try:
             yield
-        except (
-            errors.HfHubHTTPError,
-            errors.HFValidationError,
-            httpx.HTTPError,
-            OSError,
-            ValueError,
-        ) as error:
+        except Exception as error:
+            # The client's HTTP library is httpx or httpx2, by the version of the client.
+            known = isinstance(error, errors.HfHubHTTPError | OSError | ValueError)
+            if not known and not type(error).__module__.startswith("httpx"):
+                raise
             why = next(
                 (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
             )

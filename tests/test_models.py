@@ -289,6 +289,24 @@ def test_a_config_in_the_hubs_cache_is_enough_to_count_a_model(
         models.header("hf:org/other")
 
 
+def test_without_a_network_a_config_is_given_up_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import huggingface_hub.constants as hub
+
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(
+        hub, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:1/{repo_id}/{revision}/{filename}"
+    )
+    for name in ("hf:org/name", "hf:org/name@../../up"):
+        with pytest.raises(
+            SpecbenchError, match=rf"^model: {name} has no config\.json that could be fetched"
+        ):
+            models.header(name)
+    assert caplog.text == ""  # the client logs each of its attempts to try again
+
+
 def test_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     monkeypatch.setenv("HOME", "/home/someone")

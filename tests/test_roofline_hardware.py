@@ -380,6 +380,8 @@ def test_other_formats_hold_the_same(tmp_path: Path, name: str, text: str) -> No
         ("id,bf16_tflops\nx,100\n", r"line 2: mem_bw_gb_s of x is missing"),
         ("id,mem_bw_gb_s\n\n,100\n", r"line 3: id is missing"),
         ("id,mem_bw_gb_s\nx,100\nx,100\n", r"line 3: id x stands twice"),
+        ("id,id,mem_bw_gb_s\nx,y,100\n", r"line 1: column id stands twice"),
+        pytest.param(f"id,mem_bw_gb_s\n{'x' * 200_000},100\n", r"line 2: is not CSV", id="a cell without end"),
         ("id,mem_bw_gb_s\nx,100,7\n", r"^d.csv, line 2: 3 cells under 2 columns"),
         ("id,kind,mem_bw_gb_s\nx,tpu,100\n", r"kind 'tpu' is not one of gpu, cpu, accelerator"),
         ("id,unified,mem_bw_gb_s\nx,maybe,100\n", r"unified 'maybe' is not one of"),
@@ -400,6 +402,7 @@ def test_errors_say_file_place_and_column(tmp_path: Path, text: str, said: str) 
     [
         ("none.csv", None, r"--devices: .*none.csv cannot be read"),
         ("d.json", "{", r"--devices: d.json is not readable as json"),
+        pytest.param("d.json", "[" * 100_000, r"--devices: d.json is not readable as json", id="too deep"),
         ("d.txt", "x", r"--devices: d.txt must end in .csv, .toml, .json"),
         ("d.toml", "x = ", r"--devices: d.toml is not readable as toml"),
         ("d.json", '{"id": "x"}', r"devices must be a list"),

@@ -71,10 +71,11 @@ def predict(
     json_: Json = False,
 ) -> None:
     """Predict time per token, throughput and speedup for every batch, context and k asked for."""
-    from models_roofline import DraftOptions, Settings, load_profile
+    from models_roofline import DraftOptions, Settings, find_method, load_profile
     from models_roofline import predict as predict_
     from specbench.cli import _roofline as shared
     from specbench.cli._io import emit
+    from specbench.errors import SpecbenchError
 
     if hit_rate is not None and find_method(method).timing != "hidden":
         raise SpecbenchError(f"--hit-rate: method {method} does not use it; it is for ssd.")
