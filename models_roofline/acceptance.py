@@ -279,6 +279,20 @@ def parse_acceptance(text: str, *, k: ArrayLike | None = None, flag: str = "--ac
     return acceptance
 
 
+AnyAcceptance = Acceptance | AcceptanceByContext
+
+
+def as_acceptance(
+    value: AnyAcceptance | str | float | Sequence[float] | None, k: ArrayLike
+) -> AnyAcceptance | None:
+    """An acceptance from what a caller may have at hand: a rate, marginals, or text as `parse_acceptance` reads it."""
+    if value is None or isinstance(value, AnyAcceptance):
+        return value
+    if isinstance(value, str | float | int):
+        return parse_acceptance(str(value), k=k)
+    return parse_acceptance(",".join(str(float(p)) for p in value), k=k)
+
+
 FORMS = "a rate (0.8), marginals (0.8,0.6,0.4), an accept length (al=2.8) or a profile (file.json)"
 
 

@@ -46,3 +46,10 @@ def _checked(flag: str, values: ArrayLike, rule: Callable[[Floats], NDArray[np.b
     if wrong.size:
         raise RooflineError(f"{flag}: {wrong[0]:g} is not {what}.")
     return found
+
+
+def grid(**axes: ArrayLike) -> dict[str, Floats]:
+    """Every combination of lists, for `predict(..., **grid(batch=[1, 8], k=[1, 3, 5]))`: each list as an array along an
+    axis of its own, in the order given. Nothing is expanded until results are read."""
+    opened = np.ix_(*(np.atleast_1d(np.asarray(values, float)) for values in axes.values()))
+    return dict(zip(axes, opened, strict=True))

@@ -22,7 +22,7 @@ EAGLE3_VOCAB = 32_000
 
 def eagle_head(target: Architecture) -> Architecture:
     """One decoder layer with the target's head over its whole vocabulary."""
-    return _head(target, "eagle", fused=2, vocab=target.vocab, attention_inputs=1)
+    return _head(target, "eagle", fused=2, vocab=None, attention_inputs=1)
 
 
 def eagle3_head(target: Architecture, vocab: int | None = None) -> Architecture:
@@ -39,7 +39,7 @@ def p_eagle_head(target: Architecture, vocab: int | None = None) -> Architecture
 
 def dflash_head(target: Architecture, vocab: int | None = None) -> Architecture:
     """Five layers on five fused hidden states behind the target's head (vLLM's speculators: `--num-layers 5`)."""
-    pruned = min(vocab or target.vocab, target.vocab)
+    pruned = min(vocab, target.vocab) if vocab else None
     return _head(target, "dflash", fused=5, vocab=pruned, attention_inputs=1, layers=5)
 
 
@@ -57,7 +57,7 @@ def mtp_module(target: Architecture) -> Architecture:
             "use eagle3, or draft-model with --draft."
         )
     first = replace(target.mtp[0], count=1)
-    return _behind(target, "mtp", (first,), target.vocab)
+    return _behind(target, "mtp", (first,), None)
 
 
 def skipped_layers(target: Architecture, keep: float) -> Architecture:
@@ -82,7 +82,7 @@ def _within(attention: Attention, budget: int) -> Attention:
 
 
 def _head(
-    target: Architecture, kind: str, *, fused: int, vocab: int, attention_inputs: int, layers: int = 1
+    target: Architecture, kind: str, *, fused: int, vocab: int | None, attention_inputs: int, layers: int = 1
 ) -> Architecture:
     """`layers` dense layers like the target's; the first reads what is fused and `attention_inputs` states."""
     hidden, layer = target.hidden, _a_layer(target)
@@ -131,17 +131,19 @@ def _mlp_width(target: Architecture) -> int:
     return 4 * target.hidden
 
 
-def _behind(target: Architecture, kind: str, layers: tuple[Layer, ...], vocab: int) -> Architecture:
-    """Layers that share the target's input table and have an output projection over `vocab`."""
+def _behind(target: Architecture, kind: str, layers: tuple[Layer, ...], vocab: int | None) -> Architecture:
+    """Layers behind the target's input table, with an output projection over `vocab`; None: the target's own, which
+    is read again but stands in memory once (as of a tied table, it is not among the drafter's parameters)."""
+    own = matrix("head", vocab, target.hidden, split="column") if vocab else None
     return Architecture(
         name=f"{kind} head of {target.name}",
         family=kind,
         hidden=target.hidden,
-        vocab=vocab,
+        vocab=vocab or target.vocab,
         layers=layers,
         embedding=matrix("embedding", 0, target.hidden),
-        head=matrix("head", vocab, target.hidden, split="column"),
-        tied=False,
+        head=own or target.head,
+        tied=own is None,
         final_vectors=target.hidden,
         final_vector_bytes=2 * target.hidden,
         max_context=target.max_context,

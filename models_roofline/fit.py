@@ -289,7 +289,8 @@ def default_kernels(fits: Sequence[Fit]) -> dict[str, dict[str, Kernel]]:
             having = [
                 fitted[device][kind][variant] for device in devices if variant in fitted[device].get(kind, {})
             ]
-            found.setdefault(kind, {})[variant] = Kernel(_medians(kind, having), *error)
+            if having:
+                found.setdefault(kind, {})[variant] = Kernel(_medians(kind, having), *error)
     return found
 
 

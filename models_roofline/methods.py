@@ -92,6 +92,13 @@ class Method:
         assert self.drafter is not None
         return self.drafter(target, options)
 
+    def draft_bytes(self, drafter: Architecture) -> int:
+        """Weights of the drafter that stand beside the target's; a copy in another format shares its tables."""
+        if self.shares_weights:
+            return 0
+        tables = drafter.embedding.bytes + (0 if drafter.tied else drafter.head.bytes)
+        return drafter.weight_bytes - (tables if self.kv == "shared" else 0)
+
 
 _USED_BY: dict[str, tuple[str, tuple[str, ...]]] = {
     "vocab": ("--draft-vocab", ("eagle3", "dflash", "parallel-draft", "medusa", "medusa-typical")),

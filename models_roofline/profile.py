@@ -29,7 +29,7 @@ Kernels = dict[str, dict[str, "Kernel"]]
 
 KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gemm": (
-        ("bf16", "fp8"),
+        ("bf16", "fp8", "weight_only"),
         ("floor_s", "bandwidth_share", "compute_share", "sharpness", "small_tile", "tile"),
     ),
     "attention": (
@@ -44,8 +44,8 @@ KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "comm": (("any",), ("floor_s", "bandwidth_share")),
     "host": (("any",), ("floor_s",)),
 }
-"""Per kind of operation: its variants (by number format) and the constants each of them has. Matrix products have
-one more variant, `weight_only`, which is made from bf16 where a profile has none."""
+"""Per kind of operation: its variants (by number format) and the constants each of them has. A
+profile without `weight_only` has it made from bf16."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Profile:
     peak_flops: Mapping[str, float]
     """FLOP/s by number type."""
     link_bytes_per_s: float | None
-    """One direction, to all peers together; None: the device has no link that is known."""
+    """One direction, to all peers together; PCIe where the device has no link of its own, None where neither is known."""
     kernels: Mapping[str, Mapping[str, Kernel]]
     widens: bool = False
     """The device computes a number type that it lacks in fp32, as CPUs do."""
@@ -131,7 +131,7 @@ def profile_for(device: Device) -> Profile:
         basis=basis,
         bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
         peak_flops={name: device.peak_flops(name) for name in device.dtypes},
-        link_bytes_per_s=device.link_bytes_per_s,
+        link_bytes_per_s=device.link_bytes_per_s or device.pcie_bytes_per_s,
         kernels=kernels,
         widens=cpu,
     )
@@ -251,13 +251,13 @@ def kernels_to_dict(kernels: Mapping[str, Mapping[str, Kernel]]) -> dict[str, An
 def _kernels(raw: Any, where: str) -> Kernels:
     kinds = _mapping(raw, where)
     _check_known(kinds, KERNELS, where)
-    kernels = {kind: _complete(kind, _get(kinds, kind, where)) for kind in KERNELS}
-    kernels["gemm"].setdefault("weight_only", _weight_only(kernels["gemm"]["bf16"]))
-    return kernels
+    return {kind: _complete(kind, _get(kinds, kind, where)) for kind in KERNELS}
 
 
 def _complete(kind: str, raw: Any) -> dict[str, Kernel]:
     variants = _variants(kind, raw)
+    if kind == "gemm" and "bf16" in variants:
+        variants.setdefault("weight_only", _weight_only(variants["bf16"]))
     for name in KERNELS[kind][0]:
         _get(variants, name, f"kernels.{kind}")
     return variants

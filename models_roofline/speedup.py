@@ -11,24 +11,24 @@ drafts are sometimes missing (coverage c < 1), a step of `batch` sequences verif
 and otherwise the mean number of drafts, which is exact at batch 1. Upper bounds: AL for a lossless method at equal
 batch; with drafts for free, AL · T_step / T_verify; an oracle that has every draft accepted, (k + 1) · T_step / T_round.
 
-A round is kernels only unless an engine's overhead is given, so speedups are upper estimates: in vLLM on H100 a
-round took 1.2 ms beyond its parts, and drafting with an EAGLE head 2.1 ms (SpecDecode-Bench, 2601.11580). Intervals are the held-out errors
-of the kernels.
+In an overlapped round the drafter goes on while the target verifies, so a round whose drafts are all accepted has no
+bonus token, and one with a rejection has drafted in vain: the next waits for its drafts. A round is kernels only unless
+an engine's overhead is given, so speedups are upper estimates. Intervals are the held-out errors of the kernels; without
+an overhead their slow ends hold in addition what was seen in an engine.
 
 Boundary: predicts; it measures nothing. Everything broadcasts as numpy does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from models_roofline.acceptance import Acceptance, AcceptanceByContext, parse_acceptance
+from models_roofline.acceptance import Acceptance, AnyAcceptance, as_acceptance
 from models_roofline.architecture import Architecture
 from models_roofline.arrays import Floats, at_least, share, share_or_none
 from models_roofline.errors import RooflineError
@@ -39,13 +39,17 @@ from models_roofline.hardware import Device, find_device
 from models_roofline.ledger import forward
 from models_roofline.memory import Footprint, cache_bytes, check_fits
 from models_roofline.methods import DraftOptions, Method, find_method
+from models_roofline.prediction import Prediction
 from models_roofline.profile import Profile, profile_for
 from models_roofline.timing import Launch, StepTime, step_time
 
-AnyAcceptance = Acceptance | AcceptanceByContext
-
 HIT_RATE = 0.85
 """Share of rounds whose drafts were made ahead for the outcome that came; 80 to 90 % is reported for SSD."""
+
+
+SEEN_ROUND_S, SEEN_DRAFTING_S = 1.207e-3, 2.135e-3
+"""In vLLM on H100 a round took so long beyond its parts, and all drafting with an EAGLE head so long (SpecDecode-Bench,
+arXiv 2601.11580)."""
 
 
 @dataclass(frozen=True)
@@ -65,97 +69,10 @@ class Settings:
     """Rows of the captured graphs: a step is padded to the next, and beyond the largest runs eagerly."""
     tree_nodes: int | None = None
     """Drafted tokens of a verification tree, root apart; None: a chain of k."""
-    overhead_s: float = 0.0
-    """What an engine adds to every round with drafts beyond its kernels: sampling, scheduling, host work."""
+    overhead_s: float | None = None
+    """What an engine adds to every round with drafts beyond its kernels: sampling, scheduling, host work. None: not
+    known, so none, and the slow end of each interval holds `SEEN_ROUND_S` and `SEEN_DRAFTING_S`."""
     check_memory: bool = True
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What is expected of every cell; arrays broadcast to `shape`, times in seconds.
-
-    `terms` are the parts of one round, and add up to `t_round_s`.
-    """
-
-    method: Method
-    target: Architecture
-    device: Device
-    batch: Floats
-    context: Floats
-    k: Floats
-    keep_projection: Floats
-    keep_kv: Floats
-    al: Floats
-    prefill_s: Floats
-    """To take in a prompt of `context` tokens, one sequence alone."""
-    t_step_s: Floats
-    t_verify_s: Floats
-    t_draft_s: Floats
-    t_round_s: Floats
-    round_low_s: Floats
-    round_high_s: Floats
-    bound: Floats
-    """Largest speedup that this acceptance allows: AL, times what sparsity alone gives where some is asked for."""
-    bound_free_draft: Floats
-    bound_oracle: Floats
-    speedup: Floats
-    """Over dense autoregressive decoding at the same batch and context."""
-    speedup_low: Floats
-    speedup_high: Floats
-    terms: Mapping[str, Floats]
-    overhead_free: bool = True
-    """No engine overhead was given: kernels only."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the whole grid."""
-        axes = (self.batch, self.context, self.k, self.keep_projection, self.keep_kv)
-        return np.broadcast_shapes(self.speedup.shape, *(axis.shape for axis in axes))
-
-    @property
-    def tpot_s(self) -> Floats:
-        """Seconds of one output token of one sequence."""
-        return self.t_round_s / self.al
-
-    @property
-    def tokens_per_s(self) -> Floats:
-        """Output tokens a second of all sequences together."""
-        return self.batch * self.al / self.t_round_s
-
-    @property
-    def target_efficiency(self) -> Floats:
-        """T(m = batch) / T(m = batch · width): what verification keeps of a plain step's speed."""
-        return self.t_step_s / self.t_verify_s
-
-    def frame(self) -> pd.DataFrame:
-        """One row a cell; terms as columns `term_NAME_s`."""
-        columns = self._columns() | {f"term_{name}_s": value for name, value in self.terms.items()}
-        return pd.DataFrame({name: np.broadcast_to(v, self.shape).ravel() for name, v in columns.items()})
-
-    def cells(self) -> list[dict[str, Any]]:
-        """One plain record a cell, as `predict --json` prints them."""
-        rows = self.frame().to_dict("records")
-        return [_record(row) for row in rows]
-
-    def _columns(self) -> dict[str, Floats]:
-        return {
-            "batch": self.batch, "context": self.context, "k": self.k,
-            "keep_projection": self.keep_projection, "keep_kv": self.keep_kv,
-            "tpot_s": self.tpot_s, "tpot_low_s": self.round_low_s / self.al, "tpot_high_s": self.round_high_s / self.al,
-            "tokens_per_s": self.tokens_per_s, "al": self.al,
-            "speedup": self.speedup, "speedup_low": self.speedup_low, "speedup_high": self.speedup_high,
-            "bound": self.bound, "bound_free_draft": self.bound_free_draft, "bound_oracle": self.bound_oracle,
-            "target_efficiency": self.target_efficiency, "prefill_s": self.prefill_s,
-            "t_step_s": self.t_step_s, "t_verify_s": self.t_verify_s, "t_draft_s": self.t_draft_s,
-            "t_round_s": self.t_round_s,
-        }  # fmt: skip
-
-
-def _record(row: Mapping[Any, Any]) -> dict[str, Any]:
-    whole = ("batch", "context", "k")
-    plain = {str(name): int(v) if name in whole and v == int(v) else float(v) for name, v in row.items()}
-    terms = {name[5:]: plain.pop(name) for name in list(plain) if name.startswith("term_")}
-    return plain | {"terms": terms}
 
 
 def predict(
@@ -166,8 +83,8 @@ def predict(
     k: ArrayLike = 0,
     batch: ArrayLike = 1,
     context: ArrayLike = 1024,
-    acceptance: AnyAcceptance | str | None = None,
-    draft: DraftOptions | None = None,
+    acceptance: AnyAcceptance | str | float | Sequence[float] | None = None,
+    draft: DraftOptions | Architecture | str | None = None,
     keep_projection: ArrayLike = 1.0,
     keep_kv: ArrayLike = 1.0,
     profile: Profile | None = None,
@@ -176,86 +93,118 @@ def predict(
     """Predict every cell of a grid. Models, devices and acceptance may be given by name, as on the command line.
 
     `k` drafted tokens (bonus not counted), `batch` sequences, `context` cached tokens, `keep_projection` and `keep_kv`
-    shares in (0, 1]: scalars or arrays that broadcast against each other. `acceptance` is needed where k > 0.
+    shares in (0, 1]: scalars or arrays that broadcast against each other, as numpy's do, so lists of one length are
+    taken pairwise; `grid` makes every combination. `acceptance` (a rate, marginals, or as `parse_acceptance` reads it)
+    is needed where k > 0.
     Raises RooflineError that names the flag: unknown method, no acceptance, a context beyond the model's, memory.
     """
     how, row = settings or Settings(), find_method(method)
     target = load_model(target) if isinstance(target, str) else target
     device = find_device(device) if isinstance(device, str) else device
-    acceptance = parse_acceptance(acceptance, k=k) if isinstance(acceptance, str) else acceptance
+    kept = as_acceptance(acceptance, k)
     axes = _Axes.of(k, batch, context, keep_projection, keep_kv)
-    _check(target, row, axes, acceptance, how)
-    options = draft or DraftOptions()
+    _check(target, row, axes, kept, how)
+    options = _draft_options(draft)
     drafter = row.draft_architecture(target, options) if axes.drafts else None
     if drafter is not None:
         _check_window(drafter, axes)
+    need = _footprint(target, drafter, row, axes, how)
     if how.check_memory:
-        check_fits(_footprint(target, drafter, row, axes, how), axes.batch, axes.context, device, how.tp)
+        check_fits(need, axes.batch, axes.context, device, how.tp)
     clock = _Clock(profile or profile_for(device), how, axes)
-    return _rounds(target, device, row, axes, acceptance, clock, _Drafter.of(drafter, row, options, clock))
+    rounds = _rounds(target, row, clock, _Yield.of(kept, axes), _Drafter.of(drafter, row, options, clock))
+    return Prediction(
+        method=row, target=target, device=device, basis=clock.profile.basis,
+        batch=axes.batch, context=axes.context, k=axes.k,
+        keep_projection=axes.keep_projection, keep_kv=axes.keep_kv,
+        prefill_s=clock.prefill_s(target), memory_bytes=need.total(axes.batch),
+        overhead_known=how.overhead_s is not None, **rounds,
+    )  # fmt: skip
+
+
+def _draft_options(draft: DraftOptions | Architecture | str | None) -> DraftOptions:
+    if draft is None or isinstance(draft, DraftOptions):
+        return draft or DraftOptions()
+    return DraftOptions(load_model(draft) if isinstance(draft, str) else draft)
 
 
 # --- one round --------------------------------------------------------------------------------------------
 
 
-def _rounds(
-    target: Architecture,
-    device: Device,
-    row: Method,
-    axes: _Axes,
-    acceptance: AnyAcceptance | None,
-    clock: _Clock,
-    drafter: _Drafter,
-) -> Prediction:
-    al, coverage = _yield(acceptance, axes)
-    nodes = _nodes(row, axes, clock.how)
-    some = 1 - (1 - coverage) ** axes.batch
-    dense = clock.step(target, tokens=1, sparse=False)
-    step = clock.step(target, tokens=1)
-    verify = clock.step(
-        target, tokens=1 + nodes * np.divide(coverage, some, out=np.ones_like(some), where=some > 0)
-    )
-    drafts = axes.k > 0
-    t_draft = np.where(drafts, drafter.seconds + row.lookup_share * verify.total_s, 0.0)
-    exposed = _exposed(row, t_draft, verify.total_s, clock.how)
-    chance = np.where(drafts, some, 0.0)
-    idle = np.where(drafts, row.lookup_share * step.total_s, 0.0)
-    terms = {name: _mix(chance, verify.terms[name], step.terms[name]) for name in verify.terms} | {
-        "draft": _mix(chance, exposed, idle),
-        "overhead": chance * clock.how.overhead_s,
-    }
-    t_round = _mix(chance, verify.total_s + exposed + clock.how.overhead_s, step.total_s + idle)
-    spread = _mix(chance, verify.high_s, step.high_s) - _mix(chance, verify.total_s, step.total_s)
-    spread = spread + terms["draft"] * drafter.error
-    speedup = al * (dense.total_s / t_round)
-    # Only what differs from the plain step can err, and never more than the whole round.
-    factor = 1 + np.minimum(np.abs(t_round - dense.total_s) / t_round, 1) * (spread / t_round)
-    return Prediction(
-        method=row, target=target, device=device,
-        batch=axes.batch, context=axes.context, k=axes.k,
-        keep_projection=axes.keep_projection, keep_kv=axes.keep_kv,
-        al=al, prefill_s=clock.prefill_s(target), t_step_s=step.total_s, t_verify_s=verify.total_s, t_draft_s=t_draft, t_round_s=t_round,
-        round_low_s=np.maximum(t_round - spread, 0), round_high_s=t_round + spread,
-        bound=al * (dense.total_s / step.total_s),
-        bound_free_draft=al * (dense.total_s / _mix(chance, verify.total_s, step.total_s)),
-        bound_oracle=(1 + axes.k) * (dense.total_s / t_round),
-        speedup=speedup, speedup_low=speedup / factor, speedup_high=speedup * factor,
-        terms=terms, overhead_free=clock.how.overhead_s == 0,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class _Yield:
+    """What a step keeps: tokens over all steps, the share of steps with a draft, and p_k, all of a draft accepted."""
 
+    al: Floats
+    coverage: float
+    whole: Floats
 
-def _yield(acceptance: AnyAcceptance | None, axes: _Axes) -> tuple[Floats, float]:
-    """Tokens a step (AL_all) and the share of steps with a draft."""
-    if acceptance is None or not axes.drafts:
-        return np.ones_like(axes.k), 1.0
-    if isinstance(acceptance, AcceptanceByContext):
+    @classmethod
+    def of(cls, acceptance: AnyAcceptance | None, axes: _Axes) -> _Yield:
+        if acceptance is None or not axes.drafts:
+            return cls(np.ones_like(axes.k), 1.0, np.ones_like(axes.k))
+        if isinstance(acceptance, Acceptance):
+            return cls(acceptance.al_all(axes.k), acceptance.coverage, acceptance.survival(axes.k))
         shares = {point.coverage for point in acceptance.points}
         if len(shares) > 1:
             raise RooflineError(
                 "--coverage: acceptance by context needs one coverage for all of its contexts."
             )
-        return acceptance.al_all(axes.k, axes.context), shares.pop()
-    return acceptance.al_all(axes.k), acceptance.coverage
+        at = axes.context
+        return cls(acceptance.al_all(axes.k, at), shares.pop(), acceptance.survival(axes.k, at))
+
+    def tokens(self, row: Method, drafts: NDArray[np.bool_]) -> Floats:
+        """Tokens a step: an overlapped round that keeps all its drafts has no bonus token."""
+        bonus = self.coverage * self.whole if row.timing == "overlapped" else 0.0
+        return np.where(drafts, np.maximum(self.al - bonus, 1.0), self.al)
+
+
+def _rounds(
+    target: Architecture, row: Method, clock: _Clock, kept: _Yield, drafter: _Drafter
+) -> dict[str, Any]:
+    """The fields of a prediction that a round decides."""
+    axes, how = clock.axes, clock.how
+    drafts = axes.k > 0
+    al = kept.tokens(row, drafts)
+    some = 1 - (1 - kept.coverage) ** axes.batch
+    share = np.divide(kept.coverage, some, out=np.ones_like(some), where=some > 0)
+    dense = clock.step(target, tokens=1, sparse=False)
+    step = clock.step(target, tokens=1)
+    verify = clock.step(target, tokens=1 + _nodes(row, axes, how) * share)
+    t_draft = np.where(drafts, drafter.seconds + row.lookup_share * verify.total_s, 0.0)
+    exposed = _exposed(row, t_draft, verify.total_s, kept.whole, how)
+    chance = np.where(drafts, some, 0.0)
+    idle = np.where(drafts, row.lookup_share * step.total_s, 0.0)
+    terms = {name: _mix(chance, verify.terms[name], step.terms[name]) for name in verify.terms} | {
+        "draft": _mix(chance, exposed, idle),
+        "overhead": chance * (how.overhead_s or 0.0),
+    }
+    t_round = _mix(chance, verify.total_s + exposed + (how.overhead_s or 0.0), step.total_s + idle)
+    error = terms["draft"] * drafter.error
+    low = _mix(chance, verify.low_s, step.low_s) + terms["draft"] + terms["overhead"] - error
+    high = _mix(chance, verify.high_s, step.high_s) + terms["draft"] + terms["overhead"] + error
+    unseen = chance * _unseen(row, drafter, how)
+    # Of a speedup only what differs from the plain step can err, and never more than the whole round.
+    apart = np.minimum(np.abs(t_round - dense.total_s) / t_round, 1) / t_round
+    speedup = al * (dense.total_s / t_round)
+    return {
+        "al": al, "t_step_s": step.total_s, "t_verify_s": verify.total_s, "t_draft_s": t_draft, "t_round_s": t_round,
+        "round_low_s": np.maximum(low, 0), "round_high_s": high + unseen, "terms": terms,
+        "bound": al * (dense.total_s / step.total_s),
+        "bound_free_draft": al * (dense.total_s / _mix(chance, verify.total_s, step.total_s)),
+        "bound_oracle": (1 + axes.k) * (dense.total_s / t_round),
+        "speedup": speedup,
+        "speedup_low": speedup / (1 + apart * (high - t_round) + unseen / t_round),
+        "speedup_high": speedup * (1 + apart * (t_round - low)),
+    }  # fmt: skip
+
+
+def _unseen(row: Method, drafter: _Drafter, how: Settings) -> Floats:
+    """Seconds a round that an engine of unknown overhead may add: what was seen in one."""
+    if how.overhead_s is not None:
+        return np.zeros(())
+    drafting = np.maximum(SEEN_DRAFTING_S - drafter.seconds, 0.0)
+    return SEEN_ROUND_S + (drafting if row.passes != "none" and row.timing == "serial" else np.zeros(()))
 
 
 def _mix(chance: Floats, drafted: Floats, plain: Floats) -> Floats:
@@ -263,14 +212,12 @@ def _mix(chance: Floats, drafted: Floats, plain: Floats) -> Floats:
     return np.where(chance > 0, plain + chance * (drafted - plain), plain)
 
 
-def _exposed(row: Method, t_draft: Floats, t_verify: Floats, how: Settings) -> Floats:
-    """The part of drafting that a round waits for."""
+def _exposed(row: Method, t_draft: Floats, t_verify: Floats, whole: Floats, how: Settings) -> Floats:
+    """The part of drafting that a round waits for: all of it where its drafts could not be made ahead."""
     if row.timing == "serial":
         return t_draft
-    beyond = np.maximum(t_draft - t_verify, 0.0)
-    if row.timing == "overlapped":
-        return beyond
-    return how.hit_rate * beyond + (1 - how.hit_rate) * t_draft
+    ahead = whole if row.timing == "overlapped" else how.hit_rate
+    return ahead * np.maximum(t_draft - t_verify, 0.0) + (1 - ahead) * t_draft
 
 
 def _nodes(row: Method, axes: _Axes, how: Settings) -> Floats:
@@ -369,7 +316,7 @@ class _Drafter:
 def _check(
     target: Architecture, row: Method, axes: _Axes, acceptance: AnyAcceptance | None, how: Settings
 ) -> None:
-    at_least("--overhead-ms", how.overhead_s * 1e3, 0, "milliseconds")
+    at_least("--overhead-ms", (how.overhead_s or 0) * 1e3, 0, "milliseconds")
     share_or_none("--hit-rate", how.hit_rate)
     at_least("--tp", how.tp, 1, "devices")
     if how.draft_tp is not None:
@@ -401,15 +348,14 @@ def _footprint(
     target: Architecture, drafter: Architecture | None, row: Method, axes: _Axes, how: Settings
 ) -> Footprint:
     reach = axes.context + axes.k
-    weights = target.weight_bytes / how.tp
-    each = cache_bytes(target, reach, how.kv, how.tp)
+    need = Footprint(target.weight_bytes / how.tp, cache_bytes(target, reach, how.kv, how.tp))
     # A drafter that runs while the target does has a device of its own.
-    if drafter is not None and row.timing == "serial":
-        tp = how.draft_tp or how.tp
-        copies = 0 if row.shares_weights else axes.k.max() if row.head_each else 1
-        weights += float(copies * drafter.weight_bytes / tp)
-        each = each + (cache_bytes(drafter, reach, how.kv, tp) if row.kv == "own" else 0)
-    return Footprint(weights, each)
+    if drafter is None or row.timing != "serial":
+        return need
+    tp = how.draft_tp or how.tp
+    copies = axes.k.max() if row.head_each else 1
+    cache = cache_bytes(drafter, reach, how.kv, tp) if row.kv == "own" else 0.0
+    return Footprint(need.weights + float(copies * row.draft_bytes(drafter)) / tp, need.per_sequence + cache)
 
 
 def ceilings(prediction: Prediction) -> dict[str, Floats]:

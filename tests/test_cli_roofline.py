@@ -182,6 +182,8 @@ def test_the_catalogues_can_be_listed(call: Call) -> None:
         (("predict", *LLAMA, *H100, "--batch", "inf"), "--batch: 'inf' is not a number"),
         (("predict", *LLAMA, *H100, "--batch", "nan"), "--batch: 'nan' is not a number"),
         (("predict", *LLAMA, *H100, "--k", "3", "--method", "eagle3"), "--acceptance: needed"),
+        (("predict", *LLAMA, *H100, "--method", "eagle3"), "--k: eagle3 drafts tokens; say how many"),
+        (("predict", *H100), "--model: name the model"),
         (("predict", *LLAMA, *H100, "--k", "3", "--method", "eagle3", "--acceptance", "2.8"), "al=2.8"),
         (("predict", *LLAMA, *H100, "--k", "3", "--method", "eagle3", "--acceptance", "al=9"), "--acceptance"),
         (("predict", *LLAMA, *H100, "--k", "3", "--method", "eagle3", "--acceptance", "0.4,0.6"), "--acceptance"),
@@ -269,3 +271,54 @@ def test_own_figures_of_this_machines_device_count_without_its_name(
     own = document(call, "predict", *LLAMA, "--devices", tmp_path / "mine.csv")
     assert own["device"] == "L40S"
     assert own["cells"][0]["tpot_s"] > 1.8 * plain["cells"][0]["tpot_s"]
+
+
+def test_the_answer_says_what_it_rests_on(call: Call) -> None:
+    found = document(
+        call,
+        "predict",
+        *LLAMA,
+        "--device",
+        "RTX-4090",
+        "--method",
+        "ngram",
+        "--k",
+        "2,4",
+        "--acceptance",
+        "0.6",
+        "--weights",
+        "fp8",
+    )
+    assert found["profile"] == "fitted on L40S, of the same architecture (Ada sm89)"
+    assert any("--coverage" in note for note in found["notes"])
+    assert any("upper estimate" in note for note in found["notes"])
+    speedups = {cell["k"]: cell["speedup"] for cell in found["cells"]}
+    (best,) = found["best_k"]
+    assert speedups[best["k"]] == best["speedup"] == max(speedups.values())
+    text = call(
+        "predict",
+        *LLAMA,
+        *H100,
+        "--method",
+        "eagle3",
+        "--k",
+        "1..4",
+        "--batch",
+        "1,64",
+        "--acceptance",
+        "0.75",
+    )[1]
+    assert "Best k: 4 at batch 1 (" in text
+    assert "Constants: fitted to kernel timings of this device" in text
+
+
+def test_methods_can_be_listed(call: Call) -> None:
+    listed = {row["name"]: row for row in document(call, "predict", "--method", "list")}
+    assert listed["mtp-relaxed"]["lossless"] == "no"
+    assert "held against" in call("predict", "--method", "list")[1]
+
+
+def test_sparse_axes_are_columns(call: Call) -> None:
+    _, out, _ = call("predict", *LLAMA, *H100, "--keep-kv", "0.3,1", "--context", "32Ki")
+    assert "keep KV" in out
+    assert "speedup" in out

@@ -124,12 +124,12 @@ def whole_numbers(text: str, flag: str) -> list[int]:
     return [int(value) for value in found]
 
 
-def grid(*axes: Sequence[float]) -> tuple[Any, ...]:
-    """Each list as an array along an axis of its own, so that together they make the whole grid."""
-    import numpy as np
+def grid(**axes: Sequence[float]) -> dict[str, Any]:
+    """Each list along an axis of its own, so that together they make the whole grid, if it is not too large."""
+    from models_roofline import grid as open_grid
 
-    check_cells("--batch, --context, --k, --keep-projection, --keep-kv", *(len(axis) for axis in axes))
-    return np.ix_(*(np.asarray(axis, dtype=float) for axis in axes))
+    check_cells("--batch, --context, --k, --keep-projection, --keep-kv", *map(len, axes.values()))
+    return open_grid(**axes)
 
 
 def acceptance(text: str | None, coverage: float, ks: list[int]) -> Acceptance | None:
@@ -148,6 +148,19 @@ def choice(value: str, flag: str, allowed: Sequence[str]) -> Any:
     if value not in allowed:
         raise SpecbenchError(f"{flag}: {value!r} is not one of {', '.join(allowed)}.")
     return value
+
+
+def list_methods(json_: bool) -> None:
+    """Print the methods with what each was held against."""
+    from models_roofline import METHODS
+    from specbench.cli._io import emit, table
+
+    rows = [(row.name, row.about, "yes" if row.lossless else "no", row.validated) for row in METHODS.values()]
+    names = ("name", "about", "lossless", "validated")
+    if json_:
+        emit([dict(zip(names, row, strict=True)) for row in rows])
+    else:
+        print(table(["method", "what it is", "lossless", "held against"], rows, left=4))
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:

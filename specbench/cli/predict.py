@@ -15,19 +15,23 @@ if TYPE_CHECKING:
 
 
 def predict(
-    model: Annotated[str, typer.Option("--model", help=MODEL_HELP)],
+    model: Annotated[str, typer.Option("--model", help=MODEL_HELP)] = "",
     device: Annotated[str | None, typer.Option("--device", help=DEVICE_HELP)] = None,
     method: Annotated[
-        str, typer.Option(help="How tokens are drafted; a wrong name lists the known ones.")
+        str, typer.Option(help="none, ngram, draft-model, eagle3, mtp, …; `--method list` shows all.")
     ] = "none",
-    k: Annotated[str, typer.Option("--k", help="Drafted tokens, bonus not counted: 4, 1,3,5 or 1..8.")] = "0",
+    k: Annotated[
+        str | None, typer.Option("--k", help="Drafted tokens, bonus not counted: 4, 1,3,5 or 1..8.")
+    ] = None,
     batch: Annotated[str, typer.Option(help="Sequences, as a list.")] = "1",
     context: Annotated[str, typer.Option(help="Tokens in the cache, as a list; 8Ki is 8192.")] = "1024",
     acceptance: Annotated[
         str | None,
         typer.Option(help="Rate 0.8, marginals 0.8,0.6,0.4, al=2.8, or a speculation_profile.json."),
     ] = None,
-    coverage: Annotated[float, typer.Option(help="Share of steps that have a draft at all.")] = 1.0,
+    coverage: Annotated[
+        float | None, typer.Option(help="Share of steps that have a draft at all; below 1 for lookups.")
+    ] = None,
     draft: Annotated[str | None, typer.Option(help="The drafter's model, named like --model.")] = None,
     draft_vocab: Annotated[
         int | None, typer.Option(help="Output vocabulary of a head, where pruned.")
@@ -60,13 +64,17 @@ def predict(
     routing: Annotated[str, typer.Option(help="Experts: independent or balanced.")] = "independent",
     overlap: Annotated[float, typer.Option(help="How far drafts of a request share experts, 0 to 1.")] = 0.0,
     hit_rate: Annotated[float | None, typer.Option(help="Method ssd: share of rounds drafted ahead.")] = None,
-    overhead_ms: Annotated[float, typer.Option(help="Engine's own time in every round with drafts.")] = 0.0,
+    overhead_ms: Annotated[
+        float | None, typer.Option(help="Engine's own time in every round with drafts; default: unknown.")
+    ] = None,
     profile: Annotated[
         Path | None,
         typer.Option(help="Constants of your own (JSON); what the file leaves out is the device's."),
     ] = None,
     devices: Devices = None,
-    memory_check: Annotated[bool, typer.Option(help="Refuse what does not fit the device.")] = True,
+    memory_check: Annotated[
+        bool, typer.Option(help="Refuse a grid with cells that do not fit the device.")
+    ] = True,
     csv: Csv = None,
     json_: Json = False,
 ) -> None:
@@ -77,34 +85,37 @@ def predict(
     from specbench.cli._io import emit
     from specbench.errors import SpecbenchError
 
-    if hit_rate is not None and find_method(method).timing != "hidden":
-        raise SpecbenchError(f"--hit-rate: method {method} does not use it; it is for ssd.")
+    if method == "list":
+        shared.list_methods(json_)
+        return
+    if not model:
+        raise SpecbenchError("--model: name the model, as in --model llama-3.1-8b.")
+    row = find_method(method)
+    if k is None and row.name != "none":
+        raise SpecbenchError(f"--k: {row.name} drafts tokens; say how many, as in --k 4 or --k 1..8.")
+    if hit_rate is not None and row.timing != "hidden":
+        raise SpecbenchError(f"--hit-rate: method {row.name} does not use it; it is for ssd.")
     where = shared.device(device, devices)
     target = shared.architecture(model, weights)
-    ks = shared.whole_numbers(k, "--k")
+    ks = shared.whole_numbers(k or "0", "--k")
     axes = shared.grid(
-        shared.whole_numbers(batch, "--batch"),
-        shared.whole_numbers(context, "--context"),
-        ks,
-        shared.numbers(keep_projection, "--keep-projection"),
-        shared.numbers(keep_kv, "--keep-kv"),
+        batch=shared.whole_numbers(batch, "--batch"),
+        context=shared.whole_numbers(context, "--context"),
+        k=ks,
+        keep_projection=shared.numbers(keep_projection, "--keep-projection"),
+        keep_kv=shared.numbers(keep_kv, "--keep-kv"),
     )
     settings = Settings(
         kv=kv, tp=tp, launch=shared.choice(launch, "--launch", ("graph", "eager")), routing=shared.choice(routing, "--routing", ("independent", "balanced")), overlap=overlap,
         draft_tp=draft_tp, graph_sizes=tuple(shared.whole_numbers(graph_sizes, "--graph-sizes")) if graph_sizes is not None else None,
-        tree_nodes=tree_nodes, overhead_s=overhead_ms / 1e3, check_memory=memory_check,
+        tree_nodes=tree_nodes, overhead_s=None if overhead_ms is None else overhead_ms / 1e3, check_memory=memory_check,
         **({} if hit_rate is None else {"hit_rate": hit_rate}),
     )  # fmt: skip
     found = predict_(
         target,
         where,
         method=method,
-        batch=axes[0],
-        context=axes[1],
-        k=axes[2],
-        keep_projection=axes[3],
-        keep_kv=axes[4],
-        acceptance=shared.acceptance(acceptance, coverage, ks),
+        acceptance=shared.acceptance(acceptance, 1.0 if coverage is None else coverage, ks),
         draft=DraftOptions(
             shared.architecture(draft) if draft is not None else None,
             draft_vocab,
@@ -115,16 +126,18 @@ def predict(
         ),
         profile=load_profile(profile, where) if profile else None,
         settings=settings,
+        **axes,
     )
     if csv:
         shared.write_csv(found.frame(), csv)
+    remarks = _remarks(found, assumed_coverage=coverage is None and row.lookup_share > 0 and max(ks) > 0)
     if json_:
-        emit(_document(found, tp))
+        emit(_document(found, tp, remarks))
     else:
-        print(_text(found))
+        print("\n".join([_table(found), "", *_best(found), *(fill(remark, 110) for remark in remarks)]))
 
 
-def _document(found: Prediction, tp: int) -> dict[str, object]:
+def _document(found: Prediction, tp: int, remarks: list[str]) -> dict[str, object]:
     return {
         "model": found.target.name,
         "device": found.device.id,
@@ -132,36 +145,79 @@ def _document(found: Prediction, tp: int) -> dict[str, object]:
         "method": found.method.name,
         "lossless": found.method.lossless,
         "validated": found.method.validated,
+        "profile": found.basis,
+        "notes": remarks,
+        "best_k": found.best_k().to_dict("records"),
         "cells": found.cells(),
     }
 
 
-def _text(found: Prediction) -> str:
+def _table(found: Prediction) -> str:
     from specbench.cli._io import table
 
-    header = ["batch", "context", "k", "TPOT ms", "tok/s", "AL", "speedup", "interval", "bound"]
+    cells = found.cells()
+    sparse = any(cell["keep_projection"] < 1 or cell["keep_kv"] < 1 for cell in cells)
+    drafts = found.method.name != "none"
+    header = [
+        "batch", "context",
+        *(["keep W", "keep KV"] if sparse else []),
+        *(["k", "AL"] if drafts else []),
+        "TPOT ms", "interval", "tok/s", "GiB",
+        *(["speedup", "interval", "bound"] if drafts or sparse else []),
+    ]  # fmt: skip
     rows = [
         [
-            f"{cell['batch']:g}", f"{cell['context']:g}", f"{cell['k']:g}", f"{cell['tpot_s'] * 1e3:.2f}",
-            f"{cell['tokens_per_s']:.0f}", f"{cell['al']:.2f}", f"{cell['speedup']:.2f}×",
-            f"[{cell['speedup_low']:.2f}, {cell['speedup_high']:.2f}]", f"{cell['bound']:.2f}×",
+            f"{cell['batch']:g}", f"{cell['context']:g}",
+            *([f"{cell['keep_projection']:g}", f"{cell['keep_kv']:g}"] if sparse else []),
+            *([f"{cell['k']:g}", f"{cell['al']:.2f}"] if drafts else []),
+            f"{cell['tpot_s'] * 1e3:.2f}", f"[{cell['tpot_low_s'] * 1e3:.2f}, {cell['tpot_high_s'] * 1e3:.2f}]",
+            f"{cell['tokens_per_s']:.0f}",
+            f"{cell['memory_bytes'] / 2**30:.1f}" + ("" if cell["fits"] is not False else "!"),
+            *([
+                f"{cell['speedup']:.2f}×", f"[{cell['speedup_low']:.2f}, {cell['speedup_high']:.2f}]",
+                f"{cell['bound']:.2f}×",
+            ] if drafts or sparse else []),
         ]
-        for cell in found.cells()
+        for cell in cells
     ]  # fmt: skip
-    return "\n".join([table(header, rows), "", *_remarks(found)])
+    return table(header, rows)
 
 
-def _remarks(found: Prediction) -> list[str]:
+def _best(found: Prediction) -> list[str]:
+    """The best of several k, for each batch and context."""
+    best = found.best_k()
+    if found.k.size < 2 or len(best) > 12:
+        return []
+    alone = best.context.nunique() == 1
+    each = [
+        f"{row.k:g} at batch {row.batch:g}"
+        + ("" if alone else f" and {row.context:g} tokens")
+        + f" ({row.speedup:.2f}×)"
+        for row in best.itertuples()
+    ]
+    return [fill(f"Best k: {', '.join(each)}.", 110)]
+
+
+def _remarks(found: Prediction, assumed_coverage: bool) -> list[str]:
     row = found.method
     said = [
-        f"{found.target.name} on {found.device.id}, {row.name}: {row.about}. Held against: {row.validated}. "
-        "Intervals are the held-out errors of the kernels."
+        f"{found.target.name} on {found.device.id}, {row.name}: {row.about}. Held against: {row.validated}.",
+        f"Constants: {found.basis}. Intervals are the held-out errors of the kernels.",
     ]
-    if found.overhead_free and row.name != "none":
+    if not found.overhead_known and row.name != "none":
+        seen = "1.2 ms a round" + (
+            ", and 2.1 ms for drafting with an EAGLE head"
+            if row.passes != "none" and row.timing == "serial"
+            else ""
+        )
         said.append(
-            "Kernels only, so an upper estimate: engines add time to every round (--overhead-ms). In vLLM on H100 a "
-            "round took 1.2 ms beyond its parts, and drafting with an EAGLE head 2.1 ms."
+            f"Kernels only, so an upper estimate; the slow ends hold what vLLM added on H100 ({seen}). Give your "
+            "engine's own time a round with --overhead-ms."
+        )
+    if assumed_coverage:
+        said.append(
+            "A draft in every step is assumed; lookups have one in some: give their share with --coverage."
         )
     if not row.lossless:
         said.append("This method changes the text: its speedup is not comparable with lossless ones.")
-    return [fill(sentence, 110) for sentence in said]
+    return said
