@@ -67,9 +67,18 @@ FORMATS: dict[str, Format] = {
 
 
 def weight_format(name: str) -> Format:
-    """The format that `--weights` names. Raises RooflineError that lists the known ones."""
-    _check_known("--weights", name, "a number format", FORMATS)
-    return FORMATS[name]
+    """The format that `--weights` names, in any case. Raises RooflineError that lists the known ones."""
+    known = WEIGHT_ALIASES.get(name.lower(), name.lower())
+    if known not in FORMATS:
+        _check_known("--weights", name, "a number format", FORMATS)
+    return FORMATS[known]
+
+
+WEIGHT_ALIASES = {
+    "awq": "int4", "gptq": "int4", "w4a16": "int4", "w8a8": "int8",
+    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32",
+}  # fmt: skip
+"""As engines write them."""
 
 
 KV_BYTES: dict[str, float] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "int8": 1, "int4": 0.5}

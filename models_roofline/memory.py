@@ -59,9 +59,10 @@ def check_fits(need: Footprint, batch: ArrayLike, context: ArrayLike, device: De
     advice = (
         f"the largest batch that fits at that context is {largest}"
         if largest
-        else "not even one sequence fits: use smaller --weights or more devices (--tp)"
+        else "not even one fits: use smaller --weights or more devices (--tp)"
     )
     raise RooflineError(
-        f"--batch: {at_batch} sequences of {at_context} tokens need {worst / GIB:.1f} GiB and {where}, "
-        f"{(worst - room) / GIB:.1f} GiB too little; {advice}."
+        f"--batch: {at_batch} {'sequence' if at_batch == 1 else 'sequences'} of {at_context} tokens need "
+        f"{worst / GIB:.1f} GiB and {where}, {(worst - room) / GIB:.1f} GiB too little; {advice}. "
+        "--no-memory-check prices the grid all the same."
     )

@@ -93,8 +93,19 @@ class Profile:
             return self.peak_flops[compute]
         if self.widens and "fp32" in self.peak_flops:
             return self.peak_flops["fp32"]
-        has = ", ".join(self.peak_flops) or "none at all; name one in --devices"
-        raise RooflineError(f"--weights: {self.device} has no {compute} peak; it has {has}.")
+        if not self.peak_flops:
+            raise RooflineError(
+                f"--device: no compute peak is known for {self.device}, so products cannot be priced; give one, such as "
+                "fp32_tflops or bf16_tflops, in a --devices file."
+            )
+        half = (
+            " (--weights fp16 runs a bf16 model there)"
+            if compute == "bf16" and "fp16" in self.peak_flops
+            else ""
+        )
+        raise RooflineError(
+            f"--weights: {self.device} has no {compute} peak; it has {', '.join(self.peak_flops)}{half}."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The profile as JSON values; `profile_from_dict` reads it back."""

@@ -191,3 +191,11 @@ def test_places_that_cannot_be_read_or_written(tmp_path: Path) -> None:
         write_profile(profile_from(Acceptance.from_rate(0.5), 2), tmp_path / "none" / "profile.json")
     with pytest.raises(RooflineError, match="at least one draft"):
         profile_from(Acceptance.from_rate(0.5), 0)
+
+
+def test_the_example_of_the_docs_is_a_profile() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "acceptance.md").read_text()
+    example = json.loads(
+        page[page.index('{"schema_version"') : page.index("}", page.index('{"schema_version"')) + 1]
+    )
+    assert profile_of(example).acceptance(2).al_drafted(2) == pytest.approx(1 + 0.82 + 0.66)

@@ -82,7 +82,7 @@ def numbers(text: str, flag: str) -> list[float]:
             found += _range(part, flag) if ".." in part else [_number(part.strip())]
         except ValueError:
             raise SpecbenchError(
-                f"{flag}: {part.strip()!r} is not a number; write a list such as 1,8,64 or 1..5."
+                f"{flag}: {part.strip()!r} is not a number; write a list such as 1,8,64, 1..5 or 8Ki (8192)."
             ) from None
     if large := next((value for value in found if abs(value) > LARGEST), None):
         raise SpecbenchError(f"{flag}: {large:g} is beyond {LARGEST:g}, more than anything here can be.")

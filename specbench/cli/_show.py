@@ -72,7 +72,7 @@ def _counts(found: dict[str, Any]) -> list[list[str]]:
             _billions(found["streamed_params"]),
             f"{found['streamed_params']:,}",
         ],
-        ["weights as stored", _size(found["weight_bytes"]), f"{found['weight_bytes']:,} B"],
+        ["weights", _size(found["weight_bytes"]), f"{found['weight_bytes']:,} B"],
         ["… one token at batch 1 reads", _size(found["streamed_bytes"]), f"{found['streamed_bytes']:,} B"],
         ["cache, one more token", _size(found["kv_bytes_per_token"]), f"{found['kv_bytes_per_token']:,} B"],
         *_beyond_window(found),

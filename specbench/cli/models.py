@@ -83,7 +83,7 @@ def show(
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     context: Annotated[
         str, typer.Option(help="Contexts at which the cache is counted; 8Ki is 8192.")
-    ] = "1,1024,8192",
+    ] = "1024,8192",
     weights: Weights = None,
     kv: Kv = "bf16",
     json_: Json = False,
