@@ -24,6 +24,8 @@ class Where:
 
     python: str | None = None
     url: str | None = None
+    command: str | None = None
+    """A command that the engine's own is appended to, such as a container's `docker run … IMAGE`."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Request:
     turn: int
     messages: tuple[Mapping[str, str], ...]
     max_tokens: int
+    prompt_ids: tuple[int, ...] | None = None
+    """The prompt as token ids, template applied, where the plan has them made outside the engine."""
     model: str = ""
     """The model name that the server expects in a request."""
     temperature: float = 0.0
@@ -104,7 +108,7 @@ class Stream:
     text: str = ""
     reasoning: str = ""
     tail: dict[str, Any] = field(default_factory=dict)
-    """The last object seen under each of `usage`, `timings`, `metrics`, `sglext`."""
+    """The last object seen under each of `usage`, `timings`, `metrics`, `sglext`; `choice` and `id` at the end."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,8 @@ class Engine(Protocol):
     driver: Literal["sse", "worker"]
     path: str
     """Where requests go, such as `/v1/chat/completions`."""
+    ids_path: str | None
+    """Where requests go whose prompt is token ids, such as `/v1/completions`; None: it takes no ids."""
 
     def probe(self, where: Where) -> Availability:
         """What is usable here, and why not; quick, never raises."""

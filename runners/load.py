@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from runners import frames
 from runners.base import Engine, Request, Stream
-from runners.client import Client, Exchange
+from runners.client import Exchange
+from runners.drivers import Sender, parser
 from specbench.cell import Config, Facts
 from workloads import Prompt
+
+Encode = Callable[[Sequence[Mapping[str, str]]], tuple[int, ...]]
+"""Messages to the ids of the prompt that asks for their answer."""
 
 
 @dataclass(frozen=True)
@@ -55,20 +58,26 @@ async def closed_loop(
 class Player:
     """Plays conversations turn by turn through one client and keeps what was exchanged."""
 
-    def __init__(self, client: Client, engine: Engine, config: Config, facts: Facts) -> None:
-        self._client, self._engine, self._config = client, engine, config
+    def __init__(
+        self,
+        client: Sender,
+        engine: Engine,
+        config: Config,
+        facts: Facts,
+        encode: Encode | None = None,
+    ) -> None:
+        self._client, self._engine, self._config, self._encode = client, engine, config, encode
         self._model = facts.served_model or config.model
         self.sent: list[Sent] = []
 
     async def play(self, conversation: Conversation) -> None:
         """Send every turn of a conversation; a turn whose own history failed is not sent."""
-        messages = (
-            [{"role": "system", "content": conversation.prompt.system}] if conversation.prompt.system else []
-        )
+        messages = _opening(conversation)
         for turn, text in enumerate(conversation.prompt.turns):
             messages = [*messages, {"role": "user", "content": text}]
             request = self._request(conversation, turn, messages)
-            exchange = await self._client.post(self._engine.path, self._engine.body(request))
+            path = self._engine.path if request.prompt_ids is None else self._engine.ids_path
+            exchange = await self._client.post(str(path), self._engine.body(request))
             self.sent.append(Sent(request, exchange))
             if turn + 1 == len(conversation.prompt.turns):
                 return
@@ -81,7 +90,7 @@ class Player:
         if conversation.replies is not None:
             return conversation.replies[turn]
         # Own history needs the answer now; parsing one reply between turns costs microseconds per frame.
-        stream: Stream = frames.parse(exchange)
+        stream: Stream = parser(self._engine)(exchange)
         return None if stream.status == "failed" else stream.text
 
     def _request(self, conversation: Conversation, turn: int, messages: list[dict[str, str]]) -> Request:
@@ -95,6 +104,7 @@ class Player:
             conversation=conversation.index,
             turn=turn,
             messages=tuple(messages),
+            prompt_ids=self._encode(messages) if self._encode else None,
             model=self._model,
             max_tokens=min(workload.max_tokens, WARMUP_TOKENS)
             if conversation.warmup
@@ -105,6 +115,25 @@ class Player:
             ignore_eos=workload.stop == "fixed" and not conversation.warmup,
             warmup=conversation.warmup,
         )
+
+
+def _opening(conversation: Conversation) -> list[dict[str, str]]:
+    system = conversation.prompt.system
+    return [{"role": "system", "content": system}] if system else []
+
+
+def known_messages(conversation: Conversation) -> Iterator[list[dict[str, str]]]:
+    """The messages of every turn that can be written before the conversation is played.
+
+    With frozen replies that is every turn, else the first: later ones wait for the model's own answers.
+    """
+    messages = _opening(conversation)
+    for turn, text in enumerate(conversation.prompt.turns):
+        messages = [*messages, {"role": "user", "content": text}]
+        yield messages
+        if conversation.replies is None or turn == len(conversation.replies):
+            return
+        messages = [*messages, {"role": "assistant", "content": conversation.replies[turn]}]
 
 
 WARMUP_TOKENS = 16

@@ -9,20 +9,23 @@ import asyncio
 import gc
 import hashlib
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from runners import frames
 from runners.base import Counts, Engine, Launch, Raw, RequestCounts, Session, Stream
-from runners.client import Client, run_async
-from runners.load import Conversation, Player, Sent, closed_loop
-from specbench import bandwidth, host, metrics, trace, validity
+from runners.client import run_async
+from runners.drivers import parser, sender
+from runners.load import Conversation, Player, Sent, closed_loop, known_messages
+from specbench import bandwidth, host, metrics, telemetry, trace, validity
 from specbench.cell import CellRecord, ClientUse, Facts, HostBusy, Machine
 from specbench.plan import Arm
+
+if TYPE_CHECKING:
+    from runners.tokens import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Surroundings:
     ceiling_frames_per_cpu_s: float | None
     history_sha256: str | None = None
     timeout_s: float = 600.0
+    tokenizer: Tokenizer | None = None
+    """Makes the prompts' token ids where the plan sends ids; None where engines get messages."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class Measured:
     record: CellRecord
     requests: list[dict[str, Any]]
     texts: list[dict[str, Any]]
+    telemetry: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class _Window:
     host: HostBusy
     client_cpu_s: float
     window_s: float
+    seen: telemetry.Seen
 
 
 def measure(
@@ -82,9 +89,12 @@ def measure(
     around: Surroundings,
 ) -> Measured:
     """Run one cell against a running session and return its records."""
+    if around.tokenizer:
+        _tokenise(around.tokenizer, (*warm, *played))
     window = run_async(_drive(job, engine, session, played, warm, around))
     cpu_start = time.process_time()
-    streams = [frames.parse(sent.exchange) for sent in window.sent]
+    parse = parser(engine)
+    streams = [parse(sent.exchange) for sent in window.sent]
     parse_cpu_s = time.process_time() - cpu_start
     measured = [i for i, sent in enumerate(window.sent) if not sent.request.warmup]
     counts = engine.counts([streams[i] for i in measured], window.before, window.after)
@@ -117,9 +127,31 @@ def measure(
         frames_per_s=frame_count / window.window_s if window.window_s > 0 else None,
     )
     facts = session.facts.model_copy(update={"history_sha256": around.history_sha256})
+    facts = _with_tokenizer(facts, around.tokenizer) if around.tokenizer else facts
     record = _record(job, facts, window, client, counts, around)
     prompts = [turn for conversation in played for turn in conversation.prompt.turns]
-    return Measured(_judged(record, rows, texts, counts, prompts), rows, texts)
+    ids = {
+        s.request.request: len(s.request.prompt_ids) for s in window.sent if s.request.prompt_ids is not None
+    }
+    return Measured(_judged(record, rows, texts, counts, prompts, ids), rows, texts, window.seen.rows)
+
+
+def _tokenise(tokenizer: Tokenizer, conversations: Iterable[Conversation]) -> None:
+    """Make the ids that can be known before the window, so that it holds no tokenising: they are remembered."""
+    for conversation in conversations:
+        for messages in known_messages(conversation):
+            tokenizer.encode_chat(messages)
+
+
+def _with_tokenizer(facts: Facts, tokenizer: Tokenizer) -> Facts:
+    """The facts with the template and the tokenizer that made the prompts, which are ours and not the engine's."""
+    return facts.model_copy(
+        update={
+            "template_sha256": tokenizer.template_sha256,
+            "tokenizer_sha256": tokenizer.sha256,
+            "extra": facts.extra | {"template_kwargs": tokenizer.template_kwargs},
+        }
+    )
 
 
 async def _drive(
@@ -132,24 +164,29 @@ async def _drive(
 ) -> _Window:
     config = job.arm.config
     start_ns, wall = time.monotonic_ns(), datetime.now(UTC).isoformat(timespec="milliseconds")
-    async with Client(session.address, connections=config.concurrency, timeout_s=around.timeout_s) as client:
-        player = Player(client, engine, config, session.facts)
+    async with sender(engine, session, connections=config.concurrency, timeout_s=around.timeout_s) as client:
+        encode = around.tokenizer.encode_chat if around.tokenizer else None
+        player = Player(client, engine, config, session.facts, encode)
         await closed_loop(warm, config.concurrency, player.play)
         before = await asyncio.to_thread(session.counters)
-        busy = host.Busy()
+        busy, meters = host.Busy(), telemetry.Sampler(session.pids, job.launch.env)
+        # A container's processes are its daemon's, so an engine in one could not be told from other work.
+        known = session.pids if config.engine.command is None else ()
         # A collection in the middle of the window would look like a slow frame.
         gc.collect()
         gc.disable()
-        busy.start(session.pids)
+        busy.start(known)
+        meters.start()
         cpu_start, opened = time.process_time(), time.monotonic()
         try:
             await closed_loop(played, config.concurrency, player.play)
+            window_s, cpu_s = time.monotonic() - opened, time.process_time() - cpu_start
         finally:
             gc.enable()
-        window_s, cpu_s = time.monotonic() - opened, time.process_time() - cpu_start
-        evidence = busy.stop(session.pids)
+            seen = meters.stop(start_ns)
+        evidence = busy.stop(known)
         after = await asyncio.to_thread(session.counters)
-    return _Window(start_ns, wall, player.sent, before, after, evidence, cpu_s, window_s)
+    return _Window(start_ns, wall, player.sent, before, after, evidence, cpu_s - seen.cpu_s, window_s, seen)
 
 
 def _record(
@@ -180,7 +217,8 @@ def _record(
         steps_with_draft=counts.steps_with_draft,
         drafted=counts.drafted,
         accepted_verified=counts.accepted_verified,
-        telemetry=_telemetry(facts, around.machine),
+        telemetry=_telemetry(facts, around.machine) | window.seen.figures,
+        reasons=window.seen.reasons,
     )
 
 
@@ -199,12 +237,15 @@ def _judged(
     texts: list[dict[str, Any]],
     counts: Counts,
     prompts: list[str],
+    ids: dict[int, int],
 ) -> CellRecord:
     """The record with its metrics and what there is to say about their validity."""
     table = trace.request_table(rows)
     values, reasons = metrics.compute(metrics.CellView.of(record, table))
-    record = record.model_copy(update={"metrics": values, "reasons": reasons})
-    notes = validity.check_cell(record, table, texts, counter_reset=counts.counter_reset, prompts=prompts)
+    record = record.model_copy(update={"metrics": values, "reasons": record.reasons | reasons})
+    notes = validity.check_cell(
+        record, table, texts, counter_reset=counts.counter_reset, prompts=prompts, prompt_ids=ids
+    )
     return record.model_copy(update={"validity": notes})
 
 

@@ -22,6 +22,10 @@ class InvalidMeasurement(SpecbenchError):
     exit_code = EXIT_INVALID
 
 
+class EngineFailed(InvalidMeasurement):
+    """An engine's server or worker did not start, or ended, or stopped answering: it costs its block (exit 3)."""
+
+
 class Interrupted(SpecbenchError):
     """Ctrl-C during a run: what had finished is kept (exit 130, as shells say it)."""
 
