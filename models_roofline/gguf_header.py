@@ -3,7 +3,7 @@
 The layout is that of GGUF versions 2 and 3 (docs/gguf.md of github.com/ggml-org/ggml), little-endian; block sizes
 of the number types are the `gguf` package's. Its own reader is not used: it makes an array of every token of the
 vocabulary (1.7 s for 49,000 of them), and it wants the tensor data to be there. Here lists of strings and long
-lists are stepped over, and a file that ends after its header is enough.
+lists are stepped over unless they are asked for, and a file that ends after its header is enough.
 
 Boundary: bytes in, records out. What a tensor is for is `gguf_file`'s business.
 """
@@ -13,7 +13,8 @@ from __future__ import annotations
 import mmap
 import re
 import struct
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -25,6 +26,9 @@ from models_roofline.formats import Format
 
 Value = str | int | float | bool | tuple[int | float | bool, ...]
 """A metadata value; lists of strings and lists longer than `_LONGEST_LIST` are left out."""
+
+List = tuple[str, ...] | tuple[int | float | bool, ...]
+"""A list that was asked for by its key."""
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """`struct` codes by GGUF value type."""
@@ -72,6 +76,8 @@ class Header:
     file: str
     metadata: dict[str, Value]
     tensors: dict[str, Tensor]
+    lists: dict[str, List] = field(default_factory=dict)
+    """The lists asked for, of any length; absent where the file has none under that key."""
 
 
 @cache
@@ -89,16 +95,17 @@ def gguf_format(name: str) -> Format:
     return Format(name.upper(), block, 8 * size, compute)
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path, lists: Collection[str] = ()) -> Header:
     """The header of a GGUF file. Of a split model any part may be named; all must lie beside it.
 
+    `lists` are the keys of lists to read as well, such as `tokenizer.ggml.tokens` (a second for 250,000 tokens).
     Raises RooflineError where the file is missing, no GGUF, of a version or byte order not read here, or damaged.
     """
-    header = _read_one(path)
+    header = _read_one(path, lists)
     parts = header.metadata.get("split.count", 1)
     if not isinstance(parts, int) or parts <= 1:
         return header
-    return _join(header, [_read_one(part) for part in _part_paths(path, parts)])
+    return _join(header, [_read_one(part, lists) for part in _part_paths(path, parts)])
 
 
 def _part_paths(path: Path, parts: int) -> list[Path]:
@@ -123,10 +130,10 @@ def _join(asked: Header, parts: list[Header]) -> Header:
             f"{asked.file}: its parts hold {len(tensors)} tensors together and should hold {expected};"
             " they are not parts of one model."
         )
-    return Header(parts[0].file, parts[0].metadata, tensors)
+    return Header(parts[0].file, parts[0].metadata, tensors, parts[0].lists)
 
 
-def _read_one(path: Path) -> Header:
+def _read_one(path: Path, lists: Collection[str] = ()) -> Header:
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise RooflineError(f"{path}: is no file that can be mapped; save the header to one.")
     try:
@@ -134,7 +141,7 @@ def _read_one(path: Path) -> Header:
             if path.stat().st_size < 4 or file.read(4) != b"GGUF":
                 raise RooflineError(f"{path.name}: does not begin with GGUF; this is no GGUF file.")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _parse(_Cursor(data, path.name))
+                return _parse(_Cursor(data, path.name, lists))
     except OSError as error:
         raise RooflineError(f"{path}: cannot be read ({error.strerror}).") from None
 
@@ -153,7 +160,7 @@ def _parse(cursor: _Cursor) -> Header:
     table = {tensor.name: tensor for tensor in infos}
     if len(table) != len(infos):
         raise cursor.damaged("two tensors have one name")
-    return Header(cursor.file, metadata, table)
+    return Header(cursor.file, metadata, table, cursor.lists)
 
 
 def _check_version(cursor: _Cursor) -> None:
@@ -189,10 +196,12 @@ def _tensor(cursor: _Cursor) -> Tensor:
 class _Cursor:
     """A place in the bytes of a header, past its magic, that never reads beyond their end."""
 
-    def __init__(self, data: mmap.mmap, file: str) -> None:
+    def __init__(self, data: mmap.mmap, file: str, wanted: Collection[str] = ()) -> None:
         self._data = data
         self._at = 4
+        self._wanted = wanted
         self.file = file
+        self.lists: dict[str, List] = {}
 
     def damaged(self, what: str) -> RooflineError:
         return RooflineError(f"{self.file}: its header is damaged ({what}); download the file again.")
@@ -245,11 +254,19 @@ class _Cursor:
     def _list(self, kind: int, key: str) -> Value | None:
         count = self.count(_MOST_ITEMS, f"items in {key}")
         if kind == _STRING:
-            self._skip_strings(count)
+            if key in self._wanted:
+                self.lists[key] = tuple(self.string() for _ in range(count))
+            else:
+                self._skip_strings(count)
             return None
         code = self._code(kind, key)
         start = self._step(count * struct.calcsize(f"<{code}"))
-        return struct.unpack_from(f"<{count}{code}", self._data, start) if count <= _LONGEST_LIST else None
+        if key not in self._wanted and count > _LONGEST_LIST:
+            return None
+        values = struct.unpack_from(f"<{count}{code}", self._data, start)
+        if key in self._wanted:
+            self.lists[key] = values
+        return values if count <= _LONGEST_LIST else None
 
     def _skip_strings(self, count: int) -> None:
         # A vocabulary is 99 % of a header, so this loop does nothing but add.

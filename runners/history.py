@@ -10,10 +10,10 @@ from pathlib import Path
 
 import orjson
 
-from runners import frames
 from runners.base import Engine, Launch, Stream
-from runners.client import Client, run_async
-from runners.load import Conversation, Player, closed_loop, conversations
+from runners.client import TOTAL_TIMEOUT_S, run_async
+from runners.drivers import parser, sender
+from runners.load import Conversation, Encode, Player, closed_loop, conversations
 from specbench.cell import Config
 from specbench.errors import InvalidMeasurement, SpecbenchError
 from specbench.trace import write_atomic
@@ -21,13 +21,18 @@ from workloads import Split
 
 
 def frozen_history(
-    run_dir: Path, config: Config, engine: Engine, launch: Launch, split: Split
+    run_dir: Path,
+    config: Config,
+    engine: Engine,
+    launch: Launch,
+    split: Split,
+    encode: Encode | None = None,
 ) -> dict[str, tuple[str, ...]]:
     """Answers to every turn but the last, by prompt id; read from `history.json` or produced and stored there."""
     path = run_dir / "history.json"
     if not path.exists():
         replies = run_async(
-            _ask(run_dir, config.model_copy(update={"concurrency": 1}), engine, launch, split)
+            _ask(run_dir, config.model_copy(update={"concurrency": 1}), engine, launch, split, encode)
         )
         write_atomic(path, orjson.dumps(replies, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS))
     return _read(path, split)
@@ -48,16 +53,17 @@ def _read(path: Path, split: Split) -> dict[str, tuple[str, ...]]:
 
 
 async def _ask(
-    run_dir: Path, config: Config, engine: Engine, launch: Launch, split: Split
+    run_dir: Path, config: Config, engine: Engine, launch: Launch, split: Split, encode: Encode | None
 ) -> dict[str, list[str]]:
     asked = [c for c in conversations(split.prompts, None, "history") if len(c.prompt.turns) > 1]
     logs = run_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with engine.start(launch, logs / "history.log") as session:
-        async with Client(session.address, connections=1) as client:
-            player = Player(client, engine, config, session.facts)
+        async with sender(engine, session, connections=1, timeout_s=TOTAL_TIMEOUT_S) as client:
+            player = Player(client, engine, config, session.facts, encode)
             await closed_loop(asked, 1, player.play)
-    by_number = {sent.request.request: frames.parse(sent.exchange) for sent in player.sent}
+    parse = parser(engine)
+    by_number = {sent.request.request: parse(sent.exchange) for sent in player.sent}
     return {
         c.prompt.id: [_text(by_number, c, turn) for turn in range(len(c.prompt.turns) - 1)] for c in asked
     }
