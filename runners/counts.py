@@ -17,7 +17,7 @@ from typing import Any
 
 from runners.base import Counts, Raw, RequestCounts, Stream
 from runners.counters import SpecDelta, spec_delta, total
-from specbench.cell import Acceptance
+from specbench.cell import MAX_K, Acceptance
 
 SPECULATIVE = "slots_speculative"
 """Key under which a llama.cpp session records what `/slots` says: 1 where speculation is on, else 0."""
@@ -37,13 +37,15 @@ class _Reading:
 
     @classmethod
     def of(cls, timings: Mapping[str, Any] | None) -> _Reading | None:
-        """None where the record has no token count."""
-        if not timings or not isinstance(timings.get("predicted_n"), int):
+        """None where the record has no token count, or one of its figures is none."""
+        said = record_of(timings)
+        tokens, at_ms = count_in(said, "predicted_n"), said.get("predicted_ms") or 0.0
+        drafted, accepted = (
+            0 if said.get(name) is None else count_in(said, name) for name in ("draft_n", "draft_n_accepted")
+        )
+        if tokens is None or drafted is None or accepted is None or not isinstance(at_ms, int | float):
             return None
-        drafted, accepted = timings.get("draft_n") or 0, timings.get("draft_n_accepted") or 0
-        if type(drafted) is not int or type(accepted) is not int:
-            return None
-        return cls(timings["predicted_n"], drafted, accepted, float(timings.get("predicted_ms") or 0.0))
+        return cls(tokens, drafted, accepted, float(at_ms))
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def _llama_request(stream: Stream, speculating: bool | None) -> RequestCounts:
         drafted=final.drafted if known else None,
         accepted_verified=final.accepted if known else None,
         accepted_emitted=None if steps is None else final.tokens - 1 - steps,
-        accept_hist=_histogram(drafts),
+        accept_hist=histogram_of(drafts),
         frame_step=found.frame_step if found else None,
         server_prefill_ms=timings.get("prompt_ms"),
         server_decode_ms=timings.get("predicted_ms"),
@@ -126,7 +128,7 @@ def _llama_steps(stream: Stream, final: _Reading) -> _Steps | None:
             owed = taken + accepted - tokens
             steps += taken
             drafted = place.drafted - last.drafted
-            clear &= taken == 1 or drafted == 0
+            clear &= (taken == 1 or drafted == 0) and 0 <= accepted <= MAX_K
             drafts += [accepted] * (drafted > 0)
             last = place
         at_frame += [steps] * frames
@@ -164,23 +166,36 @@ def vllm_counts(streams: Sequence[Stream], before: Raw, after: Raw) -> Counts:
 def _vllm_request(stream: Stream, speculating: bool | None) -> RequestCounts:
     if stream.status == "failed":
         return RequestCounts()
-    times = stream.tail.get("metrics") or {}
-    record = times.get("speculative_decoding") or {}
-    histogram = tuple(record.get("acceptance_histogram") or ()) or None
+    times = record_of(stream.tail.get("metrics"))
+    record = record_of(times.get("speculative_decoding"))
+    histogram = histogram_in(record, "acceptance_histogram")
     frame_step = _vllm_frame_steps(stream, histogram, speculating)
     emitted = _emitted(stream)
     steps = None if frame_step is None else (frame_step[-1] or 0) + (_unshown(stream) > 0)
     return RequestCounts(
         steps=steps,
         steps_from=None if steps is None else "grouped",
-        steps_with_draft=record.get("num_spec_steps"),
-        drafted=record.get("num_draft_tokens"),
-        accepted_verified=record.get("num_accepted_draft_tokens"),
+        steps_with_draft=count_in(record, "num_spec_steps"),
+        drafted=count_in(record, "num_draft_tokens"),
+        accepted_verified=count_in(record, "num_accepted_draft_tokens"),
         accepted_emitted=None if steps is None or emitted is None else emitted - steps,
         accept_hist=histogram,
         frame_step=frame_step,
-        server_queue_ms=times.get("queue_time_ms"),
+        server_queue_ms=_ms(times, "queue_time_ms"),
+        server_prefill_ms=_prefill_ms(times),
+        server_decode_ms=_ms(times, "generation_time_ms"),
     )
+
+
+def _ms(times: Mapping[str, Any], name: str) -> float | None:
+    value = times.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _prefill_ms(times: Mapping[str, Any]) -> float | None:
+    """vLLM times the first token from the arrival of the request, its wait in the queue included."""
+    first, queue = _ms(times, "time_to_first_token_ms"), _ms(times, "queue_time_ms")
+    return None if first is None or queue is None else first - queue
 
 
 def _emitted(stream: Stream) -> int | None:
@@ -228,17 +243,56 @@ def _one_step_each(
         return speculating is False or (speculating is True and all(count == 1 for count in tokens))
     left = Counter({length: count for length, count in enumerate(histogram) if length and count})
     left.subtract(count - 1 for count in tokens[:-1] if count > 1)
-    cut = [length for length, count in left.items() for _ in range(count)]
-    if min(left.values(), default=0) < 0 or len(cut) > 1:
+    if min(left.values(), default=0) < 0 or left.total() > 1:
         return False
+    cut = [length for length, count in left.items() if count]
     final = tokens[-1] - 1 if tokens else 0
     return final <= cut[0] if cut else final == 0
 
 
-# --- both -------------------------------------------------------------------------------------------------
+# --- what several engines share ---------------------------------------------------------------------------
 
 
-def _histogram(drafts: tuple[int, ...] | None) -> tuple[int, ...] | None:
+def after_prefill(stream: Stream) -> int | None:
+    """Output tokens after prefill's, of an engine whose prefill emits one."""
+    return None if stream.output_tokens is None else max(stream.output_tokens - 1, 0)
+
+
+MOST = 2**31
+"""No request has as many tokens or drafts: a larger count is garbage."""
+
+
+def record_of(value: object) -> dict[str, Any]:
+    """What should be an object; empty where it is anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def count_in(record: Mapping[str, Any], name: str) -> int | None:
+    """A count that a server sent; None where it is absent, or is anything but a number of things."""
+    value = record.get(name)
+    return value if type(value) is int and 0 <= value < MOST else None
+
+
+def histogram_in(record: Mapping[str, Any], name: str) -> tuple[int, ...] | None:
+    """Drafts by accepted length as a server sent them; None where they are absent, none, or no counts."""
+    found = record.get(name)
+    if not isinstance(found, list) or len(found) > MAX_K + 1:
+        return None
+    if not all(type(count) is int and 0 <= count < MOST for count in found):
+        return None
+    return tuple(found) or None
+
+
+def agreeing(
+    histogram: tuple[int, ...] | None, drafts: int | None, accepted: int | None
+) -> tuple[int, ...] | None:
+    """The histogram; None where it disagrees with the two counts beside it."""
+    if histogram is None or sum(histogram) != drafts:
+        return None
+    return histogram if sum(length * count for length, count in enumerate(histogram)) == accepted else None
+
+
+def histogram_of(drafts: Sequence[int] | None) -> tuple[int, ...] | None:
     """Entry j is the number of drafts of which j tokens were accepted; None where nothing was drafted."""
     if not drafts:
         return None
@@ -248,14 +302,16 @@ def _histogram(drafts: tuple[int, ...] | None) -> tuple[int, ...] | None:
 
 def _cell(requests: tuple[RequestCounts, ...], window: SpecDelta | None, engine: str) -> Counts:
     window = window or SpecDelta()
-    table = (*_cell_rows(window, f"{engine} counters"), *_request_rows(requests, f"{engine} reply"))
+    table = (*_cell_rows(window, f"{engine} counters"), *request_rows(requests, f"{engine} reply"))
     return Counts(requests, table, window.drafts, window.draft_tokens, window.accepted, window.reset)
 
 
 def _cell_rows(window: SpecDelta, source: str) -> Iterable[Acceptance]:
     if not window.drafts:
         return
-    for position, accepted in enumerate(window.per_pos or (), start=1):
+    # No draft was accepted, so no position has a counter yet: the drafts count all the same.
+    per_pos = window.per_pos or ((0,) if window.accepted == 0 else ())
+    for position, accepted in enumerate(per_pos, start=1):
         yield Acceptance(
             scope="cell",
             request=None,
@@ -266,11 +322,12 @@ def _cell_rows(window: SpecDelta, source: str) -> Iterable[Acceptance]:
         )
 
 
-def _request_rows(requests: Sequence[RequestCounts], source: str) -> Iterable[Acceptance]:
+def request_rows(requests: Sequence[RequestCounts], source: str) -> Iterable[Acceptance]:
+    """A row for each position that was reached, and for the first one in any case: its drafts count."""
     for index, request in enumerate(requests):
         histogram = request.accept_hist or ()
         drafts = sum(histogram)
-        for position in range(1, len(histogram) if drafts else 0):
+        for position in range(1, max(len(histogram), 2) if drafts else 0):
             accepted = sum(histogram[position:])
             yield Acceptance(
                 scope="request",

@@ -40,6 +40,14 @@ FINISH: dict[str, Finish] = {
 """`finish_reason` of OpenAI-like servers and `stop_type` of llama.cpp's /completion."""
 
 TAIL_KEYS = ("usage", "timings", "metrics", "sglext")
+CHOICE_KEYS = (
+    "finish_reason",
+    "stop_reason",
+    "matched_stop",
+    "avg_decoded_tokens_per_iter",
+    "speculative_decoding",
+)
+"""What is kept of the choice that ends a reply; the last two are TensorRT-LLM's."""
 
 BUFFERED_NS_PER_TOKEN = 50_000
 BUFFERED_SHARE = 0.01
@@ -136,6 +144,7 @@ def _collect(stream: Stream, events: Events, times: list[int]) -> _Seen:
             ids = choice.get("token_ids")
             if choice.get("finish_reason") is not None:
                 _finish(stream, seen, choice)
+                tail["id"] = record.get("id")
         else:
             text = _bare(record, stream, seen, index == events.error_at)
         usage, timings = record.get("usage"), record.get("timings")
@@ -190,7 +199,7 @@ def _finish(stream: Stream, seen: _Seen, choice: Record) -> None:
     seen.ended = True
     reason = choice["finish_reason"]
     stream.finish = FINISH.get(reason, "none")
-    meta = {key: choice[key] for key in ("finish_reason", "stop_reason", "matched_stop") if key in choice}
+    meta = {key: choice[key] for key in CHOICE_KEYS if key in choice}
     stream.tail["choice"] = meta
     if isinstance(choice.get("stop_reason") or choice.get("matched_stop"), str):
         stream.finish = "stop_string"

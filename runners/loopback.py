@@ -24,7 +24,7 @@ from runners.counts import SPECULATIVE, llama_counts
 from runners.loopback_script import FAULTS
 from runners.server import serve
 from specbench.cell import Config, Facts, Method
-from specbench.errors import SpecbenchError, Unsupported
+from specbench.errors import EngineFailed, Unsupported
 
 VERSION = "1"
 """Of the server's behaviour: raise it where the same script would say or time something else."""
@@ -49,9 +49,13 @@ class LoopbackEngine:
     name = "loopback"
     driver: Literal["sse", "worker"] = "sse"
     path = "/v1/chat/completions"
+    ids_path: str | None = "/v1/completions"
 
     def probe(self, where: Where) -> Availability:
-        """Always usable: it comes with the suite."""
+        """Always usable here: it comes with the suite."""
+        if where.url is not None:
+            why = "engine.url: the loopback engine is always started here"
+            return Availability(ok=False, why_not=why, install="Leave engine.url out.")
         return Availability(ok=True, version=VERSION, methods=tuple(METHODS))
 
     def launch(self, config: Config, version: str) -> Launch:
@@ -72,10 +76,12 @@ class LoopbackEngine:
             yield LoopbackSession(launch.facts, server.address, (server.pid,))
 
     def body(self, request: Request) -> bytes:
-        """A chat request that asks for llama.cpp's timings, which hold the token counts."""
+        """A chat, or a prompt of ids, that asks for llama.cpp's timings, which hold the token counts."""
+        ids = request.prompt_ids
+        prompt = {"messages": [dict(m) for m in request.messages]} if ids is None else {"prompt": list(ids)}
         return orjson.dumps(
-            {
-                "messages": [dict(message) for message in request.messages],
+            prompt
+            | {
                 "max_tokens": request.max_tokens,
                 "temperature": request.temperature,
                 "stream": True,
@@ -103,10 +109,7 @@ class LoopbackSession:
             with urllib.request.urlopen(f"{self.address}/metrics", timeout=10) as reply:
                 raw = counters.parse(reply.read().decode())
         except OSError as error:
-            raise SpecbenchError(
-                f"the loopback server no longer answers ({error}); finished cells are kept, and the same "
-                "`specbench run` with --resume goes on."
-            ) from None
+            raise EngineFailed(f"the loopback server no longer answers ({error}).") from None
         return raw | {SPECULATIVE: float(bool(self.facts.speculative))}
 
     def reset(self) -> bool:
@@ -151,8 +154,8 @@ def _faults(text: object) -> dict[str, str]:
     """`3=reset,5=429` as request to fault."""
     pairs = [pair.partition("=") for pair in str(text).replace(" ", "").split(",") if pair]
     for index, _, fault in pairs:
-        if not index.isdecimal() or fault not in (*FAULTS, "429", "503", "hang"):
-            known = ", ".join((*FAULTS, "429", "503", "hang"))
+        if not index.isdecimal() or fault not in (*FAULTS, "429", "503", "hang", "forget"):
+            known = ", ".join((*FAULTS, "429", "503", "hang", "forget"))
             raise Unsupported("engine.args.faults", f"write it like 3=reset,5=429, with one of {known}")
     return {index: fault for index, _, fault in pairs}
 

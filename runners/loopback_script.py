@@ -46,8 +46,10 @@ class Script:
     """`token`: one event a token, like llama.cpp; `step`: one event a step, like vLLM."""
     style: str = "llamacpp"
     """Whose names the counters have, `llamacpp` or `vllm`."""
+    overrun: bool = False
+    """Drafts are whole, and counted whole, also where the reply ends inside them, as vLLM and SGLang have them."""
     faults: dict[str, str] = field(default_factory=dict)
-    """Index of a request, from 0, to the fault that hits it: a key of FAULTS, or 429, 503, hang."""
+    """Index of a request, from 0, to the fault that hits it: a key of FAULTS, or 429, 503, hang, forget."""
     burst: int = 1
     """Events that are due together and share one write, so that the client has a backlog."""
     stamps: bool = False
@@ -87,16 +89,18 @@ def tokens_of(script: Script, prompt: str, count: int) -> list[int]:
 
 
 def steps_of(script: Script, prompt: str, count: int) -> list[Step]:
-    """Draft and keep until `count` tokens are out; drafts are cut to what is still wanted."""
+    """Draft and keep until `count` tokens are out; drafts are cut to what is still wanted, unless they overrun."""
     rng = random.Random(f"{script.seed}|{prompt}|steps")
     steps, left = [Step(1, 0, 0)], count - 1
     while left > 0:
-        drafted = min(script.k, left - 1) if rng.random() < script.coverage else 0
+        wanted = script.k if script.overrun else min(script.k, left - 1)
+        drafted = wanted if rng.random() < script.coverage else 0
         accepted = 0
         while accepted < drafted and rng.random() < script.accept[min(accepted, len(script.accept) - 1)]:
             accepted += 1
-        steps.append(Step(accepted + 1, drafted, accepted))
-        left -= accepted + 1
+        tokens = min(accepted + 1, left)
+        steps.append(Step(tokens, drafted, accepted))
+        left -= tokens
     return steps
 
 
@@ -105,7 +109,11 @@ class Reply:
 
     def __init__(self, script: Script, ask: dict[str, Any], index: int) -> None:
         self.script, self.ask = script, ask
-        self.prompt = "\n".join(str(message.get("content", "")) for message in ask["messages"])
+        self.chat = "prompt" not in ask
+        if self.chat:
+            self.prompt = "\n".join(str(message.get("content", "")) for message in ask["messages"])
+        else:
+            self.prompt = " ".join(map(str, ask["prompt"]))  # ids: each is a token of the prompt
         self.prompt_tokens = len(self.prompt.split())
         count = int(ask.get("max_tokens", 16))
         self.steps = steps_of(script, self.prompt, count)
@@ -130,10 +138,11 @@ class Reply:
                 timings = self._timings(first + size, decode_ms + number * 1e-3 + 1e-3, drafted, accepted)
                 out.append(self._frame(now_s, first, size, timings))
             sent += step.tokens
-        out.append(self._event(now_s, {}, "length"))
-        out.append(self._usage(now_s, timings))
-        out.append(Event(now_s, b"data: [DONE]\n\n", False))
-        return out
+        return [*out, *self._closing(now_s, timings), Event(now_s, b"data: [DONE]\n\n", False)]
+
+    def _closing(self, due_s: float, timings: dict[str, Any]) -> list[Event]:
+        """What follows the output."""
+        return [self._event(due_s, {}, "length"), self._usage(due_s, timings)]
 
     def _frame(self, due_s: float, first: int, size: int, timings: dict[str, Any]) -> Event:
         """An event with tokens `first` to `first + size`, and what the style and the request add to it."""
@@ -156,7 +165,8 @@ class Reply:
         ids: list[int] | None = None,
         **extra: Any,
     ) -> Event:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        says = {"delta": delta} if self.chat else {"text": delta.get("content", "")}
+        choice = {"index": 0, **says, "logprobs": None, "finish_reason": finish}
         if self.script.style == "vllm":
             choice["token_ids"] = ids
         return Event(due_s, self._sse({"choices": [choice]} | extra), frame)
@@ -178,7 +188,7 @@ class Reply:
     def _sse(self, content: dict[str, Any]) -> bytes:
         base = {
             "id": self.id,
-            "object": "chat.completion.chunk",
+            "object": "chat.completion.chunk" if self.chat else "text_completion",
             "created": 1_790_000_000,
             "model": "loopback",
         }
@@ -211,7 +221,7 @@ class Reply:
 
 # --- faults -----------------------------------------------------------------------------------------------
 
-RESET, CLOSE = b"\0reset", b"\0close"
+RESET, CLOSE, DIE = b"\0reset", b"\0close", b"\0die"
 """Events that the player does not send but does."""
 
 
@@ -243,6 +253,7 @@ def _empty(events: list[Event]) -> list[Event]:
 FAULTS: dict[str, Callable[[list[Event]], list[Event]]] = {
     "reset": lambda events: _cut(events, RESET),
     "close": lambda events: _cut(events, CLOSE),
+    "die": lambda events: _cut(events, DIE),
     "truncated": _half,
     "error": _in_band_error,
     "coalesced": lambda events: _merged(events, 3),

@@ -21,11 +21,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
 import orjson
 
-from runners.loopback_script import CLOSE, FAULTS, RESET, Event, Reply, Script
+from runners.loopback_script import CLOSE, DIE, FAULTS, RESET, Event, Reply, Script
 
 
 def http_reply(status: str, kind: str, body: bytes, extra: bytes = b"") -> bytes:
@@ -33,6 +33,10 @@ def http_reply(status: str, kind: str, body: bytes, extra: bytes = b"") -> bytes
     head = b"HTTP/1.1 %s\r\nContent-Type: %s\r\n%sContent-Length: %d\r\n\r\n"
     return head % (status.encode(), kind.encode(), extra, len(body)) + body
 
+
+DEEDS = (RESET, CLOSE, DIE)
+"""Events that break a reply off."""
+LAST_WORDS = "RuntimeError: the scripted engine died in the middle of a reply"
 
 REFUSALS = {
     "429": http_reply(
@@ -50,29 +54,47 @@ REFUSALS = {
 
 
 class Server:
-    """What all connections share: the script, the request count, the counters, the stamps."""
+    """What all connections share: the script, the request count, the counters, the stamps.
+
+    A server that speaks another dialect overrides `make`, `refuse`, `get` and the counting.
+    """
 
     def __init__(self, script: Script) -> None:
         self.script = script
         self.requests = 0
         self.stamps: dict[str, list[tuple[int, int]]] = {}
+        self.prebuilt: dict[bytes, tuple[Reply, list[Event]]] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Counters at 0, as after a restart."""
         self.prompt_tokens = self.predicted = 0
         self.drafts = self.drafted = 0
-        self.per_position = [0] * script.k
-        self.prebuilt: dict[bytes, tuple[Reply, list[Event]]] = {}
+        self.per_position = [0] * self.script.k
 
-    def events(self, body: bytes, index: int, fault: str) -> tuple[Reply, list[Event]]:
+    def make(self, path: bytes, ask: dict[str, Any], index: int) -> Reply:
+        """The reply to a request."""
+        return Reply(self.script, ask, index)
+
+    def refuse(self, path: bytes, body: bytes) -> bytes | None:
+        """What is answered at once to a POST that asks for no text; None where it does."""
+        return None
+
+    def events(self, path: bytes, body: bytes, index: int, fault: str) -> tuple[Reply, list[Event]]:
         """A reply's events, framed as HTTP chunks. A script that waits for nothing keeps the last
         one built, so that it can write as fast as the socket takes it."""
         instant = not (self.script.step_ms or self.script.prefill_ms or fault)
         if not instant or body not in self.prebuilt:
-            reply = Reply(self.script, orjson.loads(body), index)
+            reply = self.make(path, orjson.loads(body), index)
             events = FAULTS[fault](reply.events()) if fault else reply.events()
-            framed = [e if e.data in (RESET, CLOSE) else e._replace(data=_chunk(e.data)) for e in events]
+            framed = [e if e.data in DEEDS else e._replace(data=_chunk(e.data)) for e in events]
             self.prebuilt = {body: (reply, framed)}
         reply, framed = self.prebuilt[body]
         self.count(reply)
         return reply, framed
+
+    def finished(self, reply: Reply) -> None:
+        """A reply was sent to its end."""
 
     def count(self, reply: Reply) -> None:
         """Add a reply to the counters."""
@@ -153,22 +175,27 @@ class Connection(asyncio.Protocol):
         if len(rest) < length:
             return
         self.buffer = rest[length:]
-        if method == b"POST":
-            self.post(rest[:length])
-        else:
+        if method != b"POST":
             self.transport.write(self.server.get(path))
+        elif (answer := self.server.refuse(path, rest[:length])) is not None:
+            self.transport.write(answer)
+        else:
+            self.post(path, rest[:length])
 
-    def post(self, body: bytes) -> None:
+    def post(self, path: bytes, body: bytes) -> None:
         """Start a reply, or refuse where a fault says so."""
         index, self.server.requests = self.server.requests, self.server.requests + 1
         fault = self.server.script.faults.get(str(index), "")
+        if fault == "forget":
+            self.server.forget()
+            fault = ""
         if fault in REFUSALS:
             self.transport.write(REFUSALS[fault])
         elif fault != "hang":
-            reply, events = self.server.events(body, index, fault)
-            self.task = asyncio.create_task(self.play(events, str(reply.ask.get("user", index))))
+            reply, events = self.server.events(path, body, index, fault)
+            self.task = asyncio.create_task(self.play(reply, events, str(reply.ask.get("user", index))))
 
-    async def play(self, events: list[Event], user: str) -> None:
+    async def play(self, reply: Reply, events: list[Event], user: str) -> None:
         """Write each event when it is due; events of one burst share a write."""
         start_ns = time.monotonic_ns()
         stamps: list[tuple[int, int]] = []
@@ -176,19 +203,23 @@ class Connection(asyncio.Protocol):
         for burst in _bursts(events, self.server.script.burst):
             due_ns = start_ns + int(burst[0].due_s * 1e9)
             await asyncio.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
-            if burst[0].data in (RESET, CLOSE):
-                self.break_off(burst[0].data == RESET)
+            if burst[0].data in DEEDS:
+                self.break_off(burst[0].data)
                 return
             now_ns = time.monotonic_ns()
             self.transport.write(b"".join([event.data for event in burst]))
             stamps += [(due_ns, now_ns) for event in burst if event.frame]
+        self.server.finished(reply)
         self.transport.write(b"0\r\n\r\n")
         if self.server.script.stamps:
             self.server.stamps[user] = stamps
 
-    def break_off(self, reset: bool) -> None:
-        """Close within a reply; with a TCP reset where asked (RFC 9293: linger of 0 s)."""
-        if reset:
+    def break_off(self, deed: bytes) -> None:
+        """Close within a reply; with a TCP reset where asked (RFC 9293: linger of 0 s), or by ending at once."""
+        if deed == DIE:
+            print(LAST_WORDS, file=sys.stderr, flush=True)
+            os._exit(1)
+        if deed == RESET:
             raw = self.transport.get_extra_info("socket")
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
@@ -198,7 +229,7 @@ def _bursts(events: list[Event], size: int) -> Iterator[list[Event]]:
     """Runs of at most `size` events that are due together; a break of the connection stands alone."""
     burst: list[Event] = []
     for event in events:
-        alone = event.data in (RESET, CLOSE)
+        alone = event.data in DEEDS
         if burst and (len(burst) == size or event.due_s != burst[0].due_s or alone):
             yield burst
             burst = []
@@ -210,13 +241,17 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-async def serve(script: Script, port: int) -> None:
-    """Listen on 127.0.0.1, say where on stdout as one JSON line, and run until the parent is gone."""
-    server = Server(script)
+def announce(address: str) -> None:
+    """Say on stdout, as one JSON line, where the server listens."""
+    print(orjson.dumps({"address": address, "pid": os.getpid()}).decode(), flush=True)
+
+
+async def serve(server: Server, port: int, listens: Callable[[str], None] = announce) -> None:
+    """Listen on 127.0.0.1, tell `listens` where, and run until the parent is gone."""
     loop = asyncio.get_running_loop()
     listening = await loop.create_server(lambda: Connection(server), "127.0.0.1", port, backlog=1024)
     address = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    print(orjson.dumps({"address": address, "pid": os.getpid()}).decode(), flush=True)
+    listens(address)
     await listening.serve_forever()
 
 
@@ -240,8 +275,13 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="0 takes a free port")
     args = parser.parse_args()
     die_with_parent()
+    run(Server(Script.from_json(args.script)), args.port)
+
+
+def run(server: Server, port: int, listens: Callable[[str], None] = announce) -> None:
+    """Serve on the fastest event loop there is."""
     with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
-        runner.run(serve(Script.from_json(args.script), args.port))
+        runner.run(serve(server, port, listens))
 
 
 def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -162,6 +162,25 @@ def test_llama_end_token_inside_an_accepted_draft() -> None:
     assert (found.steps, found.accepted_verified, found.accepted_emitted) == (2, 4, 1)
 
 
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"predicted_ms": 2.0, "predicted_n": 3, "draft_n": 4, "draft_n_accepted": 2**62},
+        {"predicted_ms": 2.0, "predicted_n": 3, "draft_n": 4, "draft_n_accepted": 2**31 - 1},
+        {"predicted_ms": 2.0, "predicted_n": 3, "draft_n": 4, "draft_n_accepted": -1},
+        {"predicted_ms": "soon", "predicted_n": 3, "draft_n": 4, "draft_n_accepted": 1},
+        7,
+    ],
+    ids=repr,
+)
+def test_llama_marks_that_no_server_can_mean_have_no_histogram(mark: Any) -> None:
+    """Found out without counting up to them."""
+    stream = synthetic([(0.0, 1, 0, 0), (2.0, 3, 4, 1), (3.0, 5, 8, 2)], (3.0, 5, 8, 2))
+    assert llama_counts([stream], SPECULATING, SPECULATING).requests[0].accept_hist == (0, 2)
+    stream.marks[1] = mark
+    assert llama_counts([stream], SPECULATING, SPECULATING).requests[0].accept_hist is None
+
+
 def test_llama_cell_table() -> None:
     folder = "llamacpp/draft/"
     before, after = metrics(folder + "metrics_before.txt"), metrics(folder + "metrics_after.txt")
@@ -175,6 +194,26 @@ def test_llama_cell_table() -> None:
     assert rows(found, "cell") == [(None, 1, 3, 2), (None, 2, 3, 2), (None, 3, 3, 2)]
     # Per request and per server, counted by two different parts of llama.cpp.
     assert rows(found, "request") == [(0, 1, 3, 2), (0, 2, 3, 2), (0, 3, 3, 2)]
+
+
+def test_drafts_of_which_nothing_was_accepted_count_at_the_first_position() -> None:
+    """The server has no series for a position before one was accepted there; left out, they would raise the share
+    of the cells and replies beside them."""
+    none = {
+        f"llamacpp:spec_decode_num_{what}_total": 0.0
+        for what in ("drafts", "draft_tokens", "accepted_tokens")
+    }
+    some = dict(zip(none, (5.0, 20.0, 0.0), strict=True))
+    stream = synthetic([(0.001, 1, 0, 0), (10, 2, 4, 0), (20, 3, 8, 0)], (20, 3, 8, 0))
+    found = llama_counts([stream], none, some)
+    assert found.requests[0].accept_hist == (2,)
+    assert rows(found, "cell") == [(None, 1, 5, 0)]
+    assert rows(found, "request") == [(0, 1, 2, 0)]
+    # Accepted tokens without their positions say nothing of a position.
+    assert (
+        rows(llama_counts([], none, some | {"llamacpp:spec_decode_num_accepted_tokens_total": 3.0}), "cell")
+        == []
+    )
 
 
 def rows(counts: Counts, scope: str) -> list[tuple[int | None, int, int, int]]:
@@ -256,6 +295,21 @@ def test_a_server_without_counters_proves_no_steps(name: str) -> None:
     assert (found.steps, found.accepted_emitted) == ((None, None) if "nospec" in name else (3, 7))
 
 
+@pytest.mark.parametrize(
+    "bad", [["2", "1"], [2, -1], [2, True], [1.5], "21", 3, {"0": 2}, [[2]], [0, 2**31], [0] * 2000], ids=str
+)
+def test_a_histogram_that_is_none_is_no_record(bad: Any) -> None:
+    """Counts that are no counts neither, and nothing that follows from them."""
+    stream = frame_counts([1, 1, 1], [2], 3)
+    names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+    stream.tail["metrics"]["speculative_decoding"] = {"acceptance_histogram": bad} | dict.fromkeys(names, bad)
+    found = vllm_counts([stream], {}, {})
+    (row,) = found.requests
+    number = bad if type(bad) is int else None
+    assert (row.accept_hist, row.steps_with_draft, row.drafted) == (None, number, number)
+    assert (found.table, row.steps) == ((), None)
+
+
 def frame_counts(tokens: Sequence[int], histogram: Sequence[int] | None, output_tokens: int) -> Stream:
     spec = {"acceptance_histogram": list(histogram)} if histogram is not None else None
     return Stream(
@@ -286,6 +340,58 @@ def test_vllm_frames_against_the_histogram(
     page = {"vllm:spec_decode_num_drafts_total": 5.0}
     found = vllm_counts([frame_counts(tokens, histogram, output_tokens)], page, page).requests[0]
     assert found.steps == steps
+
+
+def test_vllm_histogram_of_far_more_drafts_than_frames() -> None:
+    """It is found to disagree without a list of all its drafts."""
+    found = vllm_counts([frame_counts([1, 1, 1], [0, 2**31 - 1], 3)], {}, {}).requests[0]
+    assert found.steps is None
+
+
+def test_vllm_times_of_a_request() -> None:
+    """As vLLM 0.32 said with --enable-per-request-metrics: the first token's time includes the wait in the queue."""
+    stream = frame_counts([1, 3, 1], [1, 0, 1], 5)
+    stream.tail["metrics"] |= {
+        "time_to_first_token_ms": 38.25,
+        "queue_time_ms": 0.25,
+        "generation_time_ms": 69.5,
+    }
+    found = vllm_counts([stream], {}, {}).requests[0]
+    assert (found.server_queue_ms, found.server_prefill_ms, found.server_decode_ms) == (0.25, 38.0, 69.5)
+    assert vllm_counts([frame_counts([1], None, 1)], {}, {}).requests[0].server_prefill_ms is None
+
+
+@pytest.mark.parametrize("metrics", ["fast", [1], {"speculative_decoding": 7}, {"queue_time_ms": "soon"}])
+def test_vllm_metrics_of_another_shape_are_no_counts(metrics: Any) -> None:
+    stream = frame_counts([1, 3, 1], [1, 0, 1], 5)
+    stream.tail["metrics"] = metrics
+    found = vllm_counts([stream], {}, {}).requests[0]
+    assert (found.steps_with_draft, found.server_queue_ms, found.server_prefill_ms) == (None, None, None)
+
+
+def test_vllm_data_parallel_engines_and_restarts() -> None:
+    """Two engines behind one address are summed; where one of them started anew, nothing of the window is known."""
+    before = metrics_of({"0": 100, "1": 40})
+    both = vllm_counts([], before, metrics_of({"0": 110, "1": 70}))
+    assert (both.steps_with_draft, both.counter_reset) == (40, False)
+    anew = vllm_counts([], before, metrics_of({"0": 160, "1": 3}))
+    assert (anew.steps_with_draft, anew.drafted, anew.counter_reset) == (None, None, True)
+    assert anew.table == ()
+
+
+def metrics_of(drafts: dict[str, int]) -> dict[str, float]:
+    """A page of a server with these engines: three drafted and two accepted tokens a draft, and time stamps."""
+    lines = [
+        f'vllm:spec_decode_num_{what}{{engine="{engine}",model_name="m"}} {value}'
+        for engine, count in drafts.items()
+        for what, value in (
+            ("drafts_total", count),
+            ("drafts_created", 1.8e9),
+            ("draft_tokens_total", 3 * count),
+            ("accepted_tokens_total", 2 * count),
+        )
+    ]
+    return parse("\n".join(lines))
 
 
 def test_vllm_cell_table() -> None:

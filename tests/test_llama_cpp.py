@@ -18,10 +18,11 @@ import pytest
 from runners import frames, registry
 from runners.base import Counts, Launch, Request, Stream, Where
 from runners.client import Client
-from runners.llama_cpp import METHODS, LlamaCppEngine, LlamaCppSession
+from runners.flags import methods_of
+from runners.llama_cpp import LlamaCppEngine, LlamaCppSession
 from specbench import models
 from specbench.cell import Config, EngineAsk, Method, Workload
-from specbench.errors import SpecbenchError, Unsupported
+from specbench.errors import EngineFailed, SpecbenchError, Unsupported
 
 ENGINE = LlamaCppEngine()
 PROMPTS = (
@@ -149,6 +150,7 @@ def test_body() -> None:
     sent = orjson.loads(ENGINE.body(request))
     # Temperature is always sent: a server's own default would decide otherwise.
     assert (sent["temperature"], sent["top_p"], sent["top_k"], sent["min_p"]) == (0.0, 1.0, 0, 0.0)
+    assert sent["repeat_penalty"] == 1.0  # a GGUF file may bring another
     assert sent["stream_options"] == {"include_usage": True}
     assert (sent["stream"], sent["timings_per_token"], sent["cache_prompt"]) == (True, True, False)
     assert not {"seed", "ignore_eos", "model"} & set(sent)
@@ -168,6 +170,12 @@ def test_probe_of_a_url_where_nothing_listens() -> None:
     found = ENGINE.probe(Where(url="http://127.0.0.1:9"))
     assert not found.ok
     assert "nothing answers at http://127.0.0.1:9" in str(found.why_not)
+
+
+def test_a_server_attached_to_that_is_gone_costs_its_block() -> None:
+    launch = ENGINE.launch(config("any", Method(name="none"), url="http://127.0.0.1:9"), "1")
+    with pytest.raises(EngineFailed, match=r"^engine\.url: the server at .* stopped answering"):
+        ENGINE.start(launch, Path("unused.log")).__enter__()
 
 
 def test_registry_names_the_nearest() -> None:
@@ -258,7 +266,8 @@ def check_identity(ran: Ran) -> None:
 @pytest.mark.engine
 def test_plain(plain: Ran) -> None:
     facts = plain.session.facts
-    assert (facts.speculative, facts.precision, facts.slots, facts.context_tokens) == (False, "Q4_1", 1, 4096)
+    assert (facts.speculative, facts.slots, facts.context_tokens) == (False, 1, 4096)
+    assert (facts.precision, facts.extra["weight_type"]) == ("float32, 4-bit weights", "Q4_1")
     assert facts.model_sha256 == models.CATALOGUE["smollm2-135m"].sha256
     assert len(facts.template_sha256 or "") == 64
     for stream, request in zip(plain.streams, plain.counts.requests, strict=True):
@@ -354,7 +363,10 @@ def test_client_and_server_agree_on_the_time_per_token(model: str, tmp_path: Pat
 def test_a_drafter_that_cannot_be_set_up(model: str, tmp_path: Path) -> None:
     asked = config(model, Method(name="draft-eagle3", k=3, draft=model))
     with (
-        pytest.raises(SpecbenchError, match=r"could not set up draft-eagle3 .* not eagle3"),
+        pytest.raises(
+            SpecbenchError,
+            match=r"draft-eagle3 was asked for, but llamacpp does not speculate; its last words: .* not eagle3",
+        ),
         serving(tmp_path, asked),
     ):
         pass
@@ -387,20 +399,20 @@ def test_attach_to_a_running_server(model: str, tmp_path: Path) -> None:
         with pytest.raises(SpecbenchError, match=r"^method\.name: none was asked for, but .* speculates"):
             ENGINE.start(baseline, tmp_path / "baseline.log").__enter__()
     gone = ENGINE.launch(config("any", Method(name="none"), url=url), "1")
-    with pytest.raises(SpecbenchError, match=r"^engine\.url: nothing answers"):
+    with pytest.raises(SpecbenchError, match=r"^engine\.url: the server at .* stopped answering"):
         ENGINE.start(gone, tmp_path / "gone.log").__enter__()
 
 
 @pytest.mark.engine
 def test_a_server_that_was_killed_says_so(model: str, tmp_path: Path) -> None:
     with serving(tmp_path, config(model, Method(name="none"))) as session:
-        psutil.Process(session.pids[0]).kill()
-        with pytest.raises(SpecbenchError, match=r"llama\.cpp (ended \(status -9\)|stopped answering)"):
+        psutil.Process(session.pids[0]).children()[0].kill()  # below our keeper
+        with pytest.raises(SpecbenchError, match=r"llamacpp (ended with status -9|stopped answering)"):
             session.counters()
 
 
 def test_every_method_is_probed() -> None:
     pytest.importorskip("xllamacpp")
     found = ENGINE.probe(Where(python=sys.executable))
-    assert (found.ok, found.methods) == (True, tuple(METHODS))
+    assert (found.ok, found.methods) == (True, methods_of("llamacpp", None))
     assert found.version == ENGINE.probe(Where()).version
