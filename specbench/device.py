@@ -163,14 +163,15 @@ class _Reader:
         try:
             return int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total), "driver", None
         except self._nvml.NVMLError as error:
-            if _code(error) == self._nvml.NVML_ERROR_NOT_SUPPORTED:
+            if is_not_supported(self._nvml, error):
                 # A GPU without memory of its own (GB10) has the host's.
                 return psutil.virtual_memory().total, "host", None
             return None, None, f"Its memory cannot be read ({error})."
 
 
-def _code(error: BaseException) -> object:
-    return getattr(error, "value", None)
+def is_not_supported(nvml: Any, error: BaseException) -> bool:
+    """Whether NVML said that this device cannot answer, rather than that it will not or not now."""
+    return bool(getattr(error, "value", None) == nvml.NVML_ERROR_NOT_SUPPORTED)
 
 
 def _text(value: str | bytes | None) -> str | None:

@@ -275,5 +275,7 @@ def test_machine_in_words(
 def test_errors_of_the_real_library_carry_the_code() -> None:
     pynvml = pytest.importorskip("pynvml")
     error = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    assert device._code(error) == Nvml.NVML_ERROR_NOT_SUPPORTED == pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert device.is_not_supported(pynvml, error)
+    assert not device.is_not_supported(pynvml, pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION))
+    assert Nvml.NVML_ERROR_NOT_SUPPORTED == pynvml.NVML_ERROR_NOT_SUPPORTED
     assert all(hasattr(pynvml, name) for name in vars(Nvml) if name.startswith("nvml"))
