@@ -1,7 +1,11 @@
 """Output equality: greedy text of an arm against the baseline's, per prompt, inside blocks.
 
 A diagnostic, not a verdict: batching numerics can change a greedy text without any fault of the method, so
-the baseline against itself stands beside it. Boundary: compares strings that it is given.
+the baseline against itself stands beside it. Where token ids are known, the place of the first difference has a
+margin: how much the baseline's own next-token log-probability prefers its token to the other. Arithmetic in another
+order turns ties, so a margin of some hundredths is numerics and one of several logits is a fault.
+
+Boundary: compares strings, ids and log-probabilities that it is given; `runners.rescore` asks an engine for the last.
 """
 
 from __future__ import annotations
@@ -60,6 +64,83 @@ def equality(arm: Iterable[tuple[Texts, Texts]], itself: Iterable[tuple[Texts, T
         self_exact_share=_exact(own) if own else None,
         self_compared=len(own),
     )
+
+
+# --- token by token -----------------------------------------------------------------------------------------
+
+Logprobs = Mapping[int, float]
+"""Natural log-probability of each possible next token that an engine listed, by id."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first place where two token sequences differ. A token is None where its sequence has ended."""
+
+    index: int
+    """Tokens before it, which both have."""
+    reference: int | None
+    other: int | None
+    margin: float | None = None
+    """Logits by which the baseline prefers the reference's token, negative where it prefers the other; None where
+    they are not known."""
+
+
+def first_divergence(reference: Sequence[int], other: Sequence[int]) -> Divergence | None:
+    """Where two sequences of token ids part; None where they are equal."""
+    common = 0
+    for a, b in zip(reference, other, strict=False):
+        if a != b:
+            break
+        common += 1
+    if common == len(reference) == len(other):
+        return None
+    tokens = (ids[common] if common < len(ids) else None for ids in (reference, other))
+    return Divergence(common, *tokens)
+
+
+def margin(logprobs: Logprobs, reference: int | None, other: int | None) -> float | None:
+    """Logit of `reference` minus logit of `other`: the normaliser of a softmax falls out of the difference."""
+    if reference is None or other is None or reference not in logprobs or other not in logprobs:
+        return None
+    return logprobs[reference] - logprobs[other]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One token of an output under the baseline: by how much it falls short of the baseline's own choice."""
+
+    token: int
+    best: int
+    shortfall: float | None
+    """Logits from the best token down to this one, 0 where it is the best; None where it was not listed."""
+
+
+def score(token: int, logprobs: Logprobs) -> Scored:
+    """Judge one token by what the baseline would have said in its place. `logprobs` must not be empty."""
+    best = max(logprobs, key=lambda other: (logprobs[other], other == token))
+    return Scored(token, best, margin(logprobs, best, token))
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """A whole output under the baseline, each token after the output's own beginning."""
+
+    tokens: tuple[Scored, ...]
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of tokens that the baseline would have chosen too; None for an empty output."""
+        return sum(t.best == t.token for t in self.tokens) / len(self.tokens) if self.tokens else None
+
+    @property
+    def largest_shortfall(self) -> float | None:
+        """Logits by which the worst token falls short; None where one was not even listed, or nothing is there."""
+        known = [t.shortfall for t in self.tokens if t.shortfall is not None]
+        return max(known) if known and len(known) == len(self.tokens) else None
+
+    def beyond(self, logits: float) -> int:
+        """Tokens that fall short by more than numerics can explain (`logits`), unlisted ones among them."""
+        return sum(t.shortfall is None or t.shortfall > logits for t in self.tokens)
 
 
 def _exact(found: Sequence[Pair]) -> float:

@@ -1,9 +1,19 @@
 """Output equality: what counts as the same, where texts part, and what is left out."""
 
+import math
+
 import pytest
 
 from specbench import trace
-from specbench.equality import compare, equality, texts_of
+from specbench.equality import (
+    Rescored,
+    compare,
+    equality,
+    first_divergence,
+    margin,
+    score,
+    texts_of,
+)
 from tests.make_cell import failed, row
 
 
@@ -68,3 +78,53 @@ def test_failed_and_warm_up_replies_are_left_out_and_turns_kept_apart() -> None:
         for i in range(4)
     ]
     assert texts_of(table, lines) == {("q", 0): "t1", ("q", 1): "hm\0t2"}
+
+
+# --- token by token -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reference", "other", "want"),
+    [
+        ((1, 2, 3), (1, 2, 3), None),
+        ((1, 2, 3), (1, 5, 3), (1, 2, 5)),
+        ((1, 2), (1, 2, 3), (2, None, 3)),
+        ((1, 2, 3), (1, 2), (2, 3, None)),
+        ((), (7,), (0, None, 7)),
+        ((), (), None),
+    ],
+)
+def test_first_divergence(
+    reference: tuple[int, ...], other: tuple[int, ...], want: tuple[int, int | None, int | None] | None
+) -> None:
+    found = first_divergence(reference, other)
+    assert (found and (found.index, found.reference, found.other)) == want
+
+
+def test_a_margin_is_a_difference_of_logits() -> None:
+    # Logits 3.0, 2.5 and −1.0: whatever the normaliser is, it falls out.
+    logits = {7: 3.0, 8: 2.5, 9: -1.0}
+    normaliser = math.log(sum(map(math.exp, logits.values())))
+    listed = {token: logit - normaliser for token, logit in logits.items()}
+    assert margin(listed, 7, 8) == pytest.approx(0.5)
+    assert margin(listed, 9, 8) == pytest.approx(-3.5)
+    assert margin(listed, 7, None) is None
+    assert margin(listed, 7, 10) is None
+
+
+def test_rescoring_sums_up_what_falls_short() -> None:
+    listed = {1: -0.5, 2: -0.7, 3: -4.0}
+    tokens = tuple(score(token, listed) for token in (1, 2, 3, 1))
+    found = Rescored(tokens)
+    assert [t.best for t in tokens] == [1, 1, 1, 1]
+    assert found.agreement == 0.5
+    assert found.largest_shortfall == pytest.approx(3.5)
+    assert (found.beyond(0.1), found.beyond(0.3), found.beyond(4)) == (2, 1, 0)
+    unlisted = Rescored((*tokens, score(9, listed)))
+    assert (unlisted.largest_shortfall, unlisted.beyond(4)) == (None, 1)
+    assert (Rescored(()).agreement, Rescored(()).largest_shortfall) == (None, None)
+
+
+def test_of_equal_tokens_the_one_that_was_said_counts_as_best() -> None:
+    assert score(2, {1: -1.0, 2: -1.0}).shortfall == 0
+    assert score(2, {1: -1.0, 2: -1.0}).best == 2
