@@ -6,12 +6,13 @@ says is `specbench.results.reading`, so that table, figure, headline and verdict
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from specbench.cell import Note
-from specbench.results import Arm, Equality, Ratio, Reading, Summary, reading
+from specbench.results import Arm, Equality, Idea, Ratio, Reading, Side, Summary, reading
 
 SEVERITIES = ("invalid", "warning", "note")
 
@@ -52,6 +53,21 @@ class EqualityRow:
     exact_share: float | None
     mean_matching_prefix: float | None
     first_divergence_median: float | None
+
+
+@dataclass(frozen=True)
+class SideRow:
+    """One line of the tables that set engines side by side."""
+
+    engine: str
+    detail: str
+    """What this engine alone was asked for."""
+    side: Side
+    arm: Arm
+
+
+MAX_DEPTH = 8
+"""Draft positions in the table of engines; the table of all positions has the rest."""
 
 
 def mark(summary: Summary) -> Mark:
@@ -114,14 +130,78 @@ def group_speedup(arm: Arm, category: str) -> Ratio | None:
 
 
 def findings(summary: Summary) -> tuple[Finding, ...]:
-    """Every finding once, the gravest first, with the names of the arms that carry it."""
+    """Every kind of finding once, the gravest first, with the names of the arms that carry it.
+
+    Arms often say the same with other figures; the first one's words then stand for all.
+    """
     label = names(summary)
-    owners: dict[Note, list[str]] = {note: [] for note in summary.validity}
-    for arm in summary.arms:
-        for note in arm.validity:
-            owners.setdefault(note, []).append(label[arm.config_id])
-    ordered = sorted(owners, key=lambda note: SEVERITIES.index(note.severity))
-    return tuple(Finding(note, tuple(owners[note])) for note in ordered)
+    found: dict[tuple[str, str], Finding] = {}
+    mine = [(note, (label[arm.config_id],)) for arm in summary.arms for note in arm.validity]
+    for note, arms in [*mine, *((note, ()) for note in _of_the_run(summary))]:
+        seen = found.get((note.severity, note.code), Finding(note, ()))
+        found[note.severity, note.code] = Finding(_for_all(seen.note, note), seen.arms + arms)
+    return tuple(sorted(found.values(), key=lambda finding: SEVERITIES.index(finding.note.severity)))
+
+
+def _of_the_run(summary: Summary) -> Iterator[Note]:
+    """What no single arm says."""
+    said = {note for arm in summary.arms for note in arm.validity}
+    return (note for note in summary.validity if note not in said)
+
+
+def _for_all(first: Note, other: Note) -> Note:
+    also = " Other arms say the same with figures of their own."
+    if other.advice == first.advice or first.advice.endswith(also):
+        return first
+    return first.model_copy(update={"advice": first.advice + also})
+
+
+def beside(summary: Summary) -> tuple[tuple[str, tuple[SideRow, ...]], ...]:
+    """Methods with their arms on each engine, plain decoding first; empty where the run holds one engine."""
+    rows: dict[str, list[SideRow]] = {}
+    for title, row in _sides(summary):
+        rows.setdefault(title, []).append(row)
+    return tuple((title, tuple(sides)) for title, sides in rows.items())
+
+
+def _sides(summary: Summary) -> Iterator[tuple[str, SideRow]]:
+    """Method (with its concurrency where that varies) and arm; an engine that comes twice gets its arm's id."""
+    seen = summary.side_by_side
+    arms = {arm.config_id: arm for arm in summary.arms}
+    varies = _differ(arm.concurrency for arm in summary.arms)
+    taken: set[tuple[str, str]] = set()
+    for idea in seen.ideas if seen else ():
+        where = f" · concurrency\u00a0{idea.concurrency}" if varies else ""
+        for side, detail, own in _details(idea):
+            title, engine = f"{idea.name} {detail}".strip() + where, side.engine
+            if (title, engine) in taken:
+                engine += f" · {side.config_id[:6]}"
+            taken.add((title, engine))
+            yield title, SideRow(engine, own, side, arms[side.config_id])
+
+
+def _details(idea: Idea) -> Iterator[tuple[Side, str, str]]:
+    """What an idea's rows were asked for: before all of them, and beside the engine where it alone was.
+
+    An engine that ran the idea in several ways puts each way under a heading of its own.
+    """
+    parts = {side.config_id: side.detail.split() for side in idea.sides}
+    once = not any(n > 1 for n in Counter(side.engine for side in idea.sides).values())
+    for side in idea.sides:
+        mine = parts[side.config_id]
+        shared = [part for part in mine if not once or all(part in each for each in parts.values())]
+        yield side, " ".join(shared), " ".join(part for part in mine if part not in shared)
+
+
+def depths(summary: Summary) -> tuple[int, ...]:
+    """Draft positions that any measured arm's engine counted, at most `MAX_DEPTH` of them."""
+    deepest = max((p.position for arm in measured(summary) for p in arm.positions), default=0)
+    return tuple(range(1, min(deepest, MAX_DEPTH) + 1))
+
+
+def marginal(arm: Arm, position: int) -> float | None:
+    """The arm's marginal acceptance at a position, if its engine counted that far."""
+    return next((p.marginal for p in arm.positions if p.position == position), None)
 
 
 def equality_rows(summary: Summary) -> tuple[EqualityRow, ...]:

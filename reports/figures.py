@@ -7,7 +7,7 @@ one pen (hue, marker, dashes) in all figures, so each reads in grey.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,14 @@ _NICE = tuple(m * 10.0**e for e in range(-6, 7) for m in (1, 2, 5))
 
 
 @dataclass(frozen=True)
+class Panel:
+    """One of several small plots of ratios: a title, and by row's name the ratio with a bound to mark beside it."""
+
+    title: str
+    rows: Mapping[str, tuple[Ratio | None, float | None]]
+
+
+@dataclass(frozen=True)
 class Drawing:
     """One figure: its file-safe name, a sentence for screen readers, and two inline SVGs."""
 
@@ -70,7 +78,25 @@ def groups(summary: Summary) -> Drawing | None:
         return None
     label, kinds = _view.names(summary), _view.categories(arms)
     title = f"Speedup by group of prompts ({', '.join(kinds)}) for each arm; the figures are in the table"
-    return _both("groups", title, lambda width: _panels(arms, label, kinds, width))
+    panels = [
+        Panel(label[arm.config_id], {kind: (_view.group_speedup(arm, kind), None) for kind in kinds})
+        for arm in arms
+    ]
+    return _both("groups", title, lambda width: _panels(panels, kinds, width))
+
+
+def engines(summary: Summary) -> Drawing | None:
+    """Small multiples: one panel a method, one row an engine: its speedup below its AL_all. None without two."""
+    panels = [
+        Panel(title, {row.engine: (row.arm.speedup, row.arm.metrics.get("al_all")) for row in rows})
+        for title, rows in _view.beside(summary)
+        if not any(row.arm.baseline for row in rows)
+    ]
+    names = tuple(dict.fromkeys(name for panel in panels for name in panel.rows))
+    if len(names) < 2 or not any(ratio for panel in panels for ratio, _ in panel.rows.values()):
+        return None
+    title = f"Speedup within each engine ({', '.join(names)}) beside its bound AL_all, by method; the figures are in the table"
+    return _both("engines", title, lambda width: _panels(panels, names, width))
 
 
 def acceptance(summary: Summary) -> Drawing | None:
@@ -139,39 +165,49 @@ def _forest(rows: Sequence[tuple[str, Ratio]], width: float) -> Canvas:
     return canvas
 
 
-def _panels(arms: Sequence[Arm], label: dict[str, str], kinds: Sequence[str], width: float) -> Canvas:
-    """Panels share the scale and, within a row, the names of the groups at its left."""
+def _panels(panels: Sequence[Panel], names: Sequence[str], width: float) -> Canvas:
+    """Panels share the scale and the rows; the names of the rows stand at the left."""
     wide = width == WIDE
-    columns = (2 if len(arms) == 4 else min(len(arms), 3)) if wide else 1
-    names = min(7.2 * max(map(len, kinds)) + 18, 180.0 if wide else 116.0)
+    columns = (2 if len(panels) == 4 else min(len(panels), 3)) if wide else 1
+    room = min(7.2 * max(map(len, names)) + 18, 180.0 if wide else 116.0)
     gap, head, pitch, foot = 22.0, 40.0, 22.0, 48.0
-    panel = (width - names - gap * (columns - 1) - 8) / columns
-    deep = head + pitch * len(kinds) + foot
-    canvas = Canvas(width, deep * -(-len(arms) // columns))
-    low, high = _limits([group.speedup for arm in arms for group in arm.groups if group.speedup])
-    for index, arm in enumerate(arms):
-        left, top = names + (index % columns) * (panel + gap), (index // columns) * deep
-        axes = canvas.axes(left, top + head, panel, pitch * len(kinds))
-        _ratio_axis(axes, low, high, panel > 300, title=index + columns >= len(arms))
+    panel_width = (width - room - gap * (columns - 1) - 8) / columns
+    deep = head + pitch * len(names) + foot
+    canvas = Canvas(width, deep * -(-len(panels) // columns))
+    marks = [mark for panel in panels for mark in panel.rows.values()]
+    low, high = _limits([ratio for ratio, _ in marks if ratio], [bound for _, bound in marks if bound])
+    for index, panel in enumerate(panels):
+        left, top = room + (index % columns) * (panel_width + gap), (index // columns) * deep
+        axes = canvas.axes(left, top + head, panel_width, pitch * len(names))
+        _ratio_axis(axes, low, high, panel_width > 300, title=index + columns >= len(panels))
         axes.axvline(1, **_UNIT)
-        axes.set_ylim(len(kinds), 0)
-        title = wrap(label[arm.config_id], max(int(panel / 7.6), 8))
+        axes.set_ylim(len(names), 0)
+        title = wrap(panel.title, max(int(panel_width / 7.6), 8))
         canvas.text(left, top + head / 2, title, size=11.5, bold=True)
-        for row, kind in enumerate(kinds):
+        for row, name in enumerate(names):
             if index % columns == 0:
-                short = wrap(kind, int((names - 14) / 7.2), 1)
+                short = wrap(name, int((room - 14) / 7.2), 1)
                 canvas.text(2, top + head + pitch * (row + 0.5), short, size=11.5)
-            ratio = _view.group_speedup(arm, kind)
-            if ratio is None:
-                axes.text(1, row + 0.5, "–", color=MUTED, ha="center", va="center")
-            else:
-                _whisker(axes, ratio, row + 0.5, low, high)
+            _mark(axes, panel.rows.get(name, (None, None)), row + 0.5, low, high)
     return canvas
 
 
-def _limits(ratios: Sequence[Ratio]) -> tuple[float, float]:
-    """Axis limits that hold 1 and the estimates; an interval is cut at three times beyond them."""
-    points = [1.0] + [r.estimate for r in ratios if known(r.estimate) and r.estimate > 0]
+def _mark(axes: Axes, mark: tuple[Ratio | None, float | None], y: float, low: float, high: float) -> None:
+    """One row of a panel: the bound as an upright stroke, the ratio as a whisker, a dash where there is none."""
+    ratio, bound = mark
+    if bound is not None and known(bound):
+        axes.plot([bound], [y], color=INK, marker="|", ms=13, mew=2.4, clip_on=False)
+    if ratio is None:
+        axes.text(1, y, "–", color=MUTED, ha="center", va="center")
+    else:
+        _whisker(axes, ratio, y, low, high)
+
+
+def _limits(ratios: Sequence[Ratio], bounds: Sequence[float] = ()) -> tuple[float, float]:
+    """Axis limits that hold 1, bounds and estimates; an interval is cut at three times beyond them."""
+    points = [1.0, *(b for b in bounds if known(b))] + [
+        r.estimate for r in ratios if known(r.estimate) and r.estimate > 0
+    ]
     low = max(min([*points, *(r.low for r in ratios if known(r.low))]), min(points) / 3)
     high = min(max([*points, *(r.high for r in ratios if known(r.high))]), max(points) * 3)
     margin = (high / low) ** 0.06 if high > low else 1.0

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from reports import _format, _view, figures
 from specbench import __version__
-from specbench.metrics import METRICS
+from specbench.metrics import METERED, METRICS
 from specbench.results import Arm, Summary, reading, to_dict
 
 EMBED_LIMIT_BYTES = 600_000
@@ -56,6 +56,10 @@ TERMS = (
         "Wilcoxon: exact signed rank, from 8 blocks on. Welch: fewer blocks, on log ratios. t: for reference.",
     ),
     ("Tokens/s, ratio", "Ratio of output tokens per second over the whole window: reported, not decided on."),
+    (
+        "Step cost",
+        "AL_all over speedup: baseline steps that a step with drafting, wider verification and overhead cost.",
+    ),
     ("Pinned acceptance", "The engine is told how many drafts to accept; only its speed means anything."),
     ("Equal", "Share of prompts whose output is the baseline’s, character for character."),
 )
@@ -81,6 +85,8 @@ def render(summary: Summary) -> str:
             findings=_view.findings(summary),
             drawings=_drawings(summary),
             equality=_view.equality_rows(summary),
+            beside=_view.beside(summary),
+            depths=_view.depths(summary),
             environment=_surroundings(summary),
             metrics=_metric_rows(summary.arms),
             terms=TERMS,
@@ -114,6 +120,7 @@ def _environment() -> Environment:
         "tight": _format.tight,
         "read": reading,
         "group_speedup": _view.group_speedup,
+        "marginal": _view.marginal,
         "words": _view.WORDS,
         "tones": TONES,
         "severities": SEVERITY,
@@ -134,6 +141,7 @@ def _drawings(summary: Summary) -> dict[str, figures.Drawing | None]:
     return {
         "speedup": figures.speedup(summary),
         "groups": figures.groups(summary),
+        "engines": figures.engines(summary),
         "acceptance": figures.acceptance(summary),
         "latency": figures.latency(summary),
     }
@@ -158,6 +166,7 @@ def _sections(summary: Summary) -> list[tuple[str, str]]:
     return [
         ("validity", "Validity"),
         ("speedup", "Speedup"),
+        *([("engines", "Engines side by side")] if summary.side_by_side else []),
         *pinned,
         ("why", "Why"),
         ("acceptance", "Acceptance"),
@@ -181,8 +190,10 @@ def _surroundings(summary: Summary) -> dict[str, Any]:
 
 
 def _metric_rows(arms: tuple[Arm, ...]) -> list[dict[str, str]]:
-    """Every metric that any arm names, in the metrics table's order, strangers last."""
-    seen = dict.fromkeys(name for arm in arms for name in arm.metrics)
+    """Every metric that any arm names, in the metrics table's order, strangers last; of meters only what is known."""
+    known = {name for arm in arms for name, value in arm.metrics.items() if value is not None}
+    unmetered = {name for name, metric in METRICS.items() if METERED in metric.needs} - known
+    seen = dict.fromkeys(name for arm in arms for name in arm.metrics if name not in unmetered)
     ordered = [name for name in METRICS if name in seen] + [name for name in seen if name not in METRICS]
     return [
         {

@@ -12,7 +12,7 @@ from typing import Any
 
 from reports import _view
 from reports._format import MISSING, fixed, interval, milliseconds, number, percent, plural
-from specbench.results import Arm, Summary, reading
+from specbench.results import Arm, SideBySide, Summary, reading
 
 _SEVERITY_SIGN = {"invalid": "✕", "warning": "⚠", "note": "·"}
 
@@ -24,6 +24,7 @@ def render(summary: Summary) -> str:
         *_validity(summary),
         *_speedups("Speedup", _view.measured(summary), summary),
         *_groups(summary),
+        *_engines(summary),
         *_speedups("Pinned acceptance (text invalid by design)", _view.pinned(summary), summary),
         *_why(summary),
         *_equality(summary),
@@ -83,6 +84,64 @@ def _groups(summary: Summary) -> Iterator[str]:
     header = ["Group"] + [_text(label[arm.config_id]) for arm in arms]
     rows = [[_text(kind)] + [interval(_view.group_speedup(arm, kind)) for arm in arms] for kind in kinds]
     yield _folded("Speedup by group of prompts", _table(header, rows))
+
+
+def _engines(summary: Summary) -> Iterator[str]:
+    """Engines side by side: what is matched, each engine's own figures, plain text of one against another."""
+    if summary.side_by_side is None:
+        return
+    yield "### Engines side by side"
+    yield "A speedup is read within one engine; nothing is divided between engines."
+    yield "\n".join(f"- {_text(remark)}" for remark in summary.side_by_side.remarks)
+    rows = [(method, row) for method, rows in _view.beside(summary) for row in rows]
+    header = ["Method", "Engine", "Speedup [interval]", "AL_all", "Coverage (%)", "Step (ms)", "Step cost"]
+    yield _table(header, [_side_row(method, row) for method, row in rows], left=(0, 1))
+    depths = _view.depths(summary)
+    counted = [_positions_row(method, row, depths) for method, row in rows if row.arm.positions]
+    if counted:
+        header = ["Method", "Engine", "Drafts", *(f"{j} (%)" for j in depths)]
+        yield _folded(
+            "Acceptance by position (marginal) on each engine", _table(header, counted, left=(0, 1))
+        )
+    yield from _agreements(summary.side_by_side)
+
+
+def _side_row(method: str, row: _view.SideRow) -> list[str]:
+    return [
+        _text(method),
+        _text(f"{row.engine} {row.detail}".strip()),
+        "1×" if row.arm.baseline else interval(row.arm.speedup),
+        fixed(row.arm.metrics.get("al_all")),
+        percent(row.arm.metrics.get("coverage")),
+        milliseconds(row.side.step_s),
+        "1" if row.arm.baseline else fixed(row.side.step_cost),
+    ]
+
+
+def _positions_row(method: str, row: _view.SideRow, depths: Sequence[int]) -> list[str]:
+    shares = [percent(_view.marginal(row.arm, j)) for j in depths]
+    return [
+        _text(method),
+        _text(f"{row.engine} {row.detail}".strip()),
+        number(row.arm.positions[0].drafts),
+        *shares,
+    ]
+
+
+def _agreements(beside: SideBySide) -> Iterator[str]:
+    rows = [
+        [
+            _text(" and ".join(pair.engines)),
+            number(pair.compared),
+            percent(pair.exact_share),
+            percent(pair.mean_matching_prefix),
+            number(pair.first_divergence_median),
+        ]
+        for pair in beside.agreements
+    ]
+    if rows:
+        header = ["Engines", "Prompts", "Equal (%)", "Matching prefix (%)", "First difference (character)"]
+        yield _folded("Plain greedy output, engine against engine", _table(header, rows))
 
 
 def _why(summary: Summary) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -65,6 +65,8 @@ class Case:
     texts: Sequence[Mapping[str, Any]]
     prompts: Sequence[str] = ()
     counter_reset: bool = False
+    prompt_ids: Mapping[int, int] = field(default_factory=dict)
+    """Request to the number of token ids that were sent as its prompt."""
 
     @cached_property
     def view(self) -> CellView:
@@ -106,12 +108,16 @@ def throttled(case: Case) -> str | None:
         return (
             f"The server answered HTTP 429 {refused} times: lower load.concurrency or raise its rate limit."
         )
-    share = case.record.telemetry.get("throttled_share")
-    if share:
-        return (
-            f"The device throttled its clocks in {share:.0%} of the samples: cool it down or lock its clocks."
-        )
-    return None
+    share, heat, power = (case.record.telemetry.get(f"throttled_{of}share") for of in ("", "heat_", "power_"))
+    if not share:
+        return None
+    why = (
+        f" (heat in {heat:.0%}, power limit in {power:.0%})" if heat is not None and power is not None else ""
+    )
+    return (
+        f"The device throttled its clocks in {share:.0%} of the samples{why}: "
+        "cool it down, raise its power limit, or lock its clocks below what it can hold."
+    )
 
 
 def not_streamed(case: Case) -> str | tuple[str, Severity] | None:
@@ -152,8 +158,21 @@ def token_counts_disagree(case: Case) -> str | None:
     apart = np.abs(output - counted) > np.maximum(1, COUNT_LIMIT * output)
     bad = int((apart & view.ok).sum())
     if not bad:
-        return None
+        return _prompts_disagree(case)
     return f"In {bad} replies the frames and the reply's own total disagree by more than an end token."
+
+
+def _prompts_disagree(case: Case) -> str | None:
+    """Ids are what was sent, so a server that counts others has put tokens of its own before or between them."""
+    counted = zip(case.view.rows["request"], case.view.column("prompt_tokens"), strict=True)
+    apart = [n - case.prompt_ids[i] for i, n in counted if i in case.prompt_ids and np.isfinite(n)]
+    bad = [difference for difference in apart if difference]
+    if not bad:
+        return None
+    return (
+        f"In {len(bad)} of {len(apart)} requests the server counts other prompt tokens than the ids it was sent "
+        f"({bad[0]:+.0f} in the first): it adds or drops tokens, so other engines did not get the same prompt."
+    )
 
 
 def few_output_tokens(case: Case) -> str | None:
@@ -346,6 +365,17 @@ def implied_bandwidth(case: Case) -> str | None:
     return (
         f"Reading the weights once a step takes {implied / 1e9:.3g} GB/s, and the device has {roof / 1e9:.3g}: "
         "check the model, its precision and the token counts."
+    )
+
+
+def lossy_acceptance(case: Case) -> str | None:
+    switches = case.record.facts.extra.get("lossy")
+    if not isinstance(switches, list) or not switches:
+        return None
+    names = ", ".join(map(str, switches))
+    return (
+        f"Drafts are accepted that the target would not have chosen ({names}): the text is another model's, so "
+        "compare quality too, or leave the switch out."
     )
 
 

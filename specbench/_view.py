@@ -32,6 +32,15 @@ class Missing(Exception):
 
 
 @dataclass(frozen=True)
+class Metered:
+    """Energy of one cell's window; `note` says whose it is, or why it is unknown."""
+
+    energy_j: float | None
+    seconds: float | None
+    note: str
+
+
+@dataclass(frozen=True)
 class CellView:
     """Requests of one cell (or of several, see `pool`) with the server's totals over the same window.
 
@@ -43,15 +52,23 @@ class CellView:
     steps_with_draft: int | None = None
     drafted: int | None = None
     accepted_verified: int | None = None
+    k: int | None = None
+    """Tokens drafted at most at a time, where the config says so."""
     cells: tuple[CellView, ...] = field(default=(), repr=False)
     category: str | None = None
     max_tokens: int | None = None
+    metered: tuple[Metered, ...] = ()
+    """One of each cell; none where the view is a part of them."""
 
     @classmethod
     def of(cls, record: CellRecord, requests: pd.DataFrame) -> CellView:
         """The view of one cell."""
         totals = (record.steps_with_draft, record.drafted, record.accepted_verified)
-        return cls(requests, record.config.concurrency, *totals, max_tokens=record.config.workload.max_tokens)
+        figures, note = record.telemetry, record.reasons.get("telemetry.energy_j", "no meter was read")
+        metered = Metered(figures.get("energy_j"), figures.get("telemetry_s"), note)
+        limit, method = record.config.workload.max_tokens, record.config.method
+        k = method.k or (len(method.pinned) if method.pinned else None)
+        return cls(requests, record.config.concurrency, *totals, k=k, max_tokens=limit, metered=(metered,))
 
     @classmethod
     def pool(cls, views: Sequence[CellView]) -> CellView:
@@ -67,15 +84,15 @@ class CellView:
             _sum_known([view.drafted for view in views]),
             _sum_known([view.accepted_verified for view in views]),
         )
-        limit = views[0].max_tokens
-        return cls(table, views[0].concurrency, *totals, cells=tuple(views), max_tokens=limit)
+        metered = tuple(of_cell for view in views for of_cell in view.metered)
+        one: dict[str, Any] = {"k": views[0].k, "max_tokens": views[0].max_tokens}
+        return cls(table, views[0].concurrency, *totals, cells=tuple(views), metered=metered, **one)
 
     def only(self, category: str) -> CellView:
         """The rows of one category; the server's totals do not divide, so they are unknown there."""
         mine = self.requests[(self.requests["category"] == category).to_numpy(dtype=bool)]
-        return CellView(
-            mine, self.concurrency, cells=self.cells, category=category, max_tokens=self.max_tokens
-        )
+        one: dict[str, Any] = {"k": self.k, "max_tokens": self.max_tokens}
+        return CellView(mine, self.concurrency, cells=self.cells, category=category, **one)
 
     def parts(self) -> tuple[CellView, ...]:
         """The single cells: sums over time are made within each."""
@@ -254,12 +271,13 @@ def _sum_known(values: Sequence[int | None]) -> int | None:
 class Steps:
     """Steps and the tokens they emitted (NaN where the replies' tokens are unknown).
 
-    `remark` says so where they come from the server's totals.
+    `remark` says so where some were not counted one by one, `server` whether they are the server's totals then.
     """
 
     steps: float
     emitted: float
     remark: str | None = None
+    server: bool = False
 
 
 @dataclass(frozen=True)
@@ -274,34 +292,62 @@ class Totals:
 
 
 CELL_LEVEL = "counted by the server over the whole cell, not per request"
+CLOSE = 0.01
+"""Steps that lie between two numbers as close as this are taken for the larger, so that AL_all is never too high."""
 
 
 def steps_of(view: CellView) -> Steps:
-    """Steps of all answered requests, else of the cell by the server's totals.
+    """Steps of all answered requests. Raises Missing where they are unknown and not narrowed down either.
 
-    From totals steps = emitted − accepted_verified, at least steps_with_draft: accepted_verified may run past
-    the end of a reply. Raises Missing where neither is known.
+    A reply whose frames hold several steps (a slow reader's) does not show them. It emitted its steps and what it
+    accepted of drafts, but engines count what they accepted past its end too: the last draft's, at most k tokens.
+    So its steps are emitted − accepted_verified, at least, and as many more as were cut off.
     """
     steps, emitted = view.column("steps")[view.answered], view.emitted[view.answered]
     if not len(steps):
         raise Missing("no request succeeded")
-    if not np.isnan(steps).any():
+    unknown = np.isnan(steps)
+    if not unknown.any():
         return Steps(float(steps.sum()), float(emitted.sum()))
+    low, high, server = _between(view, emitted, unknown)
+    whom = f"{int(unknown.sum())} of {len(steps)} replies"
+    if high <= 0 or low > high:
+        raise Missing(f"steps are unknown for {whom}, and the server's totals do not fit their tokens")
+    bounds = f"{low:.0f} to {high:.0f} steps: unknown for {whom}, as accepted tokens past their end are counted too"
+    if high - low > CLOSE * high:
+        raise Missing(bounds)
+    remark = bounds if low < high else CELL_LEVEL if server else None
+    return Steps(high, float(emitted.sum()), remark, server)
+
+
+def _between(view: CellView, emitted: Floats, unknown: Mask) -> tuple[float, float, bool]:
+    """The least and the most that all steps can be, and whether they are the server's totals."""
+    whom = f"steps are unknown for {int(unknown.sum())} of {len(unknown)} replies"
+    steps, accepted, drafts = (
+        view.column(name)[view.answered] for name in ("steps", "accepted_verified", "steps_with_draft")
+    )
+    if not np.isnan(accepted + drafts + emitted)[unknown].any():
+        found = _bounds(emitted[unknown], accepted[unknown], drafts[unknown], replies=1, k=view.k)
+        known = float(steps[~unknown].sum())
+        return known + found[0], known + found[1], False
     if view.accepted_verified is None:
-        raise Missing(f"steps are unknown for {int(np.isnan(steps).sum())} of {len(steps)} replies")
-    return _steps_from_totals(view, emitted)
-
-
-def _steps_from_totals(view: CellView, emitted: Floats) -> Steps:
+        raise Missing(whom)
     if np.isnan(emitted).any():
         raise Missing("output_tokens is unknown for a reply, and steps are not known per request")
     if view.count("failed"):
         raise Missing("the server's totals include requests that failed, and steps are not known per request")
-    total, accepted = float(emitted.sum()), float(view.accepted_verified or 0)
-    steps = max(total - accepted, float(view.steps_with_draft or 0))
-    if steps <= 0:
-        raise Missing("the server's totals count more accepted tokens than were emitted")
-    return Steps(steps, total, f"{CELL_LEVEL}: emitted − accepted_verified, at least steps_with_draft")
+    totals = (view.accepted_verified, view.steps_with_draft or 0)
+    of_cell = (np.array([float(total)]) for total in (emitted.sum(), *totals))
+    return *_bounds(*of_cell, replies=len(steps), k=view.k), True
+
+
+def _bounds(
+    emitted: Floats, accepted: Floats, drafts: Floats, *, replies: int, k: int | None
+) -> tuple[float, float]:
+    """Sums of the least and the most steps; each entry stands for so many replies, each cut within its last draft."""
+    cut = accepted if k is None else np.minimum(accepted, k * replies)
+    low = np.maximum(emitted - accepted, drafts)
+    return float(low.sum()), float(np.minimum(emitted, emitted - accepted + cut).sum())
 
 
 def totals_of(view: CellView, *names: str, server: bool = False) -> Totals:

@@ -7,6 +7,7 @@ imply. Whether an arm gained follows from its interval alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from specbench.cell import CellRecord, Note
@@ -19,15 +20,26 @@ def interval(ratio: Ratio) -> str:
     return f"{ratio.estimate:.2f}× [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
+def listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
+
+
 # --- the verdict ------------------------------------------------------------------------------------------
 
 
-def verdict(arms: Sequence[Arm], paid: Mapping[str, Sequence[str]], notes: Sequence[Note]) -> str:
+def verdict(
+    arms: Sequence[Arm],
+    paid: Mapping[str, Sequence[str]],
+    notes: Sequence[Note],
+    engines: Mapping[str, str] | None = None,
+) -> str:
     """The answer: measured acceptance first, pinned acceptance in a sentence of its own.
 
     `paid` holds, by `config_id`, the categories on which an arm surely gained; `notes` the run's findings,
-    of which an invalid one opens the verdict.
+    of which an invalid one opens the verdict; `engines`, by `config_id`, the engine's name where there are several.
     """
+    arms = _placed(arms, engines)
     if not any(arm.metrics.get("ok") or arm.metrics.get("not_streamed") for arm in arms):
         return "Nothing succeeded, so there is nothing to say about speculative decoding here."
     candidates = [arm for arm in arms if not arm.baseline]
@@ -40,6 +52,20 @@ def verdict(arms: Sequence[Arm], paid: Mapping[str, Sequence[str]], notes: Seque
     if pinned:
         sentences.append(f"With acceptance pinned by the engine (its text is invalid): {_list(pinned)}.")
     return " ".join(sentences)
+
+
+def _placed(arms: Sequence[Arm], engines: Mapping[str, str] | None, always: bool = True) -> list[Arm]:
+    """The arms with the words for where each ran in the place of its engine: ` on vllm at concurrency 4`.
+
+    `engines` are named where there are several, the concurrency where it differs (or `always`, on one engine).
+    """
+    said = len({arm.concurrency for arm in arms}) > 1 or (always and not engines)
+    return [replace(arm, engine=_place(arm, (engines or {}).get(arm.config_id), said)) for arm in arms]
+
+
+def _place(arm: Arm, engine: str | None, concurrency: bool) -> str:
+    on = f" on {engine}" if engine else ""
+    return on + (f" at concurrency {arm.concurrency}" if concurrency else "")
 
 
 _OPENING = {
@@ -66,7 +92,7 @@ def _judge(arms: Sequence[Arm], paid: Mapping[str, Sequence[str]]) -> list[str]:
             words = _FURTHER if sentences else _OPENING
             sentences.append(words[kind].format(arms=_list(mine)))
     sentences += _where_it_paid([arm for arm in arms if reading(arm.speedup) in ("same", "loss")], paid)
-    return sentences + [_not_compared(arm) for arm in arms if arm.speedup is None]
+    return sentences + _not_compared([arm for arm in arms if arm.speedup is None])
 
 
 def _list(arms: Iterable[Arm]) -> str:
@@ -75,8 +101,8 @@ def _list(arms: Iterable[Arm]) -> str:
     for arm in sorted(arms, key=lambda arm: -_estimate(arm)):
         if arm.speedup:
             seen = texts.setdefault(arm.label, [])
-            seen.append(f"{interval(arm.speedup)} at concurrency {arm.concurrency}")
-    return "; ".join(f"{label} gave {' and '.join(seen)}" for label, seen in texts.items())
+            seen.append(f"{interval(arm.speedup)}{arm.engine}")
+    return "; ".join(f"{label} gave {listed(seen)}" for label, seen in texts.items())
 
 
 def _estimate(arm: Arm) -> float:
@@ -91,37 +117,50 @@ def _where_it_paid(arms: Iterable[Arm], paid: Mapping[str, Sequence[str]]) -> li
         if mine and len(arm.groups) > 1:
             mine.sort(key=lambda g: -g.speedup.estimate if g.speedup else 0.0)
             names = ", ".join(f"{g.category} ({g.speedup.estimate:.2f}×)" for g in mine[:3] if g.speedup)
-            found.append(f"{arm.label} paid on {names} at concurrency {arm.concurrency}")
+            found.append(f"{arm.label} paid on {names}{arm.engine}")
     return [f"Yet {'; '.join(found)}."] if found else []
 
 
-def _not_compared(arm: Arm) -> str:
-    why = arm.reasons.get("speedup", "it has no baseline")
-    return f"{arm.label} at concurrency {arm.concurrency} was not compared: {why}."
+def _not_compared(arms: Iterable[Arm]) -> list[str]:
+    """Arms without a speedup, a sentence for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for arm in arms:
+        why = arm.reasons.get("speedup", "it has no baseline")
+        by_reason.setdefault(why, []).append(f"{arm.label}{arm.engine}")
+    return [f"{_some(who)} not compared: {why}." for why, who in by_reason.items()]
+
+
+def _some(who: Sequence[str]) -> str:
+    """Three names at most, with the verb."""
+    if len(who) == 1:
+        return f"{who[0]} was"
+    return f"{listed(who if len(who) <= 3 else [*who[:2], f'{len(who) - 2} more'])} were"
 
 
 # --- why --------------------------------------------------------------------------------------------------
 
 
-def explanations(arms: Sequence[Arm]) -> tuple[str, ...]:
+def explanations(arms: Sequence[Arm], engines: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """One or two sentences an arm: what it kept per step, the bound, what a step cost, best and worst text."""
-    several = len({arm.concurrency for arm in arms}) > 1
-    lines = (_explain(arm, several) for arm in arms if not arm.baseline)
+    arms = _placed(arms, engines, always=False)
+    bases = {arm.comparison: arm for arm in arms if arm.baseline}
+    lines = (_explain(arm, bases.get(arm.comparison)) for arm in arms if not arm.baseline)
     return tuple(line for line in lines if line)
 
 
-def _explain(arm: Arm, several: bool) -> str | None:
+def _explain(arm: Arm, baseline: Arm | None) -> str | None:
     al_all = arm.metrics.get("al_all")
     if al_all is None:
         return None
-    name = f"{arm.label} at concurrency {arm.concurrency}" if several else arm.label
     parts = [
-        f"{name}: {al_all:.2f} tokens a step (AL_all){_acceptance(arm)}, which bounds its speedup at {al_all:.2f}×."
+        f"{arm.label}{arm.engine}: {al_all:.2f} tokens a step (AL_all){_acceptance(arm)}, which bounds its speedup at {al_all:.2f}×."
     ]
     if arm.speedup and arm.speedup.settled:
         parts.append(_cost(al_all / arm.speedup.estimate, al_all))
     if spread := _spread(arm):
         parts.append(spread)
+    if energy := _energy(arm, baseline):
+        parts.append(energy)
     return " ".join(parts)
 
 
@@ -137,6 +176,17 @@ def _cost(cost: float, al_all: float) -> str:
     if cost > al_all:
         return f"A step cost {cost:.2f} baseline steps, more than the {al_all:.2f} tokens it brought."
     return f"A step cost {cost:.2f} baseline steps (drafting, wider verification and overhead)."
+
+
+def _energy(arm: Arm, baseline: Arm | None) -> str | None:
+    """What a token took of the device, where that is known; beside the baseline's of the same device."""
+    name = "energy_per_token_j"
+    joules, whose = arm.metrics.get(name), arm.reasons.get(name)
+    if joules is None:
+        return None
+    theirs = baseline.metrics.get(name) if baseline and baseline.reasons.get(name) == whose else None
+    beside = "" if theirs is None else f", the baseline's {theirs:.3g} J"
+    return f"A token took {joules:.3g} J{beside} ({whose})."
 
 
 def _spread(arm: Arm) -> str | None:
@@ -201,6 +251,22 @@ def unfinished(missing: Sequence[str]) -> str:
     return f"The plan asked for more than was measured ({what}): a larger --budget, or `run` with --resume, fills it."
 
 
+def block_failed(sentences: Sequence[str]) -> str:
+    """For `block-failed`: the first one whole, the others counted."""
+    more = f" ({len(sentences) - 1} more failed.)" if len(sentences) > 1 else ""
+    return f"{_closed(sentences[0])} Mend it and run with --resume.{more}".replace("block", "Block", 1)
+
+
+def no_cell(reasons: Sequence[str]) -> str:
+    """For `nothing-succeeded` of a run without cells."""
+    why = f" Its first block failed: {_closed(reasons[0])}" if reasons else ""
+    return f"The run holds no finished cell: finish it with --resume.{why}"
+
+
+def _closed(sentence: str) -> str:
+    return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
+
+
 def mixed(blocks: int) -> str:
     """For `mixed-sessions`."""
     return (
@@ -220,7 +286,14 @@ def environment(records: Sequence[CellRecord]) -> dict[str, Any]:
             found[label] = values[0] if len(values) == 1 else ", ".join(map(str, values))
     if records:
         found["Started (UTC)"] = min(r.wall_time_utc for r in records)
-    argv = {r.config.method.label: " ".join(r.facts.argv) for r in records if r.facts.argv}
+    several = len({r.config.engine.name for r in records}) > 1
+    argv = {
+        f"{r.config.method.label} on {r.facts.engine}" if several else r.config.method.label: " ".join(
+            r.facts.argv
+        )
+        for r in records
+        if r.facts.argv
+    }
     return found | {f"Command ({label})": command for label, command in sorted(argv.items())}
 
 

@@ -10,7 +10,7 @@ import hashlib
 from typing import Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 SCHEMA_VERSION = 1
 MAX_K = 1024
@@ -60,6 +60,8 @@ class EngineAsk(Record):
     args: dict[str, int | float | str | bool] = Field(default_factory=dict)
     python: str | None = None
     url: str | None = None
+    command: str | None = None
+    """A command that the engine's own is appended to (a container)."""
 
 
 class Sampling(Record):
@@ -81,6 +83,21 @@ class Workload(Record):
     history: Literal["frozen", "own"] = "frozen"
     max_tokens: int = Field(default=128, ge=1, le=2**20)
     stop: Literal["natural", "fixed"] = "natural"
+    prompts: Literal["messages", "ids"] = "messages"
+    """`ids`: template applied and tokenised once outside the engines, so that all get the same token ids."""
+    template: dict[str, int | float | str | bool] = Field(default_factory=dict)
+    """With `ids`: arguments of the chat template beside the messages, such as `enable_thinking`."""
+
+    @model_validator(mode="after")
+    def _template_is_ours(self) -> Workload:
+        if self.template and self.prompts != "ids":
+            raise ValueError(
+                'template needs prompts = "ids": the engine applies its own template to messages'
+            )
+        taken = sorted({"messages", "tools", "documents", "self"} & set(self.template))
+        if taken:
+            raise ValueError(f"template.{taken[0]} is given by the prompts themselves; leave it out")
+        return self
 
 
 class Config(Record):
@@ -234,8 +251,11 @@ class CellRecord(Record):
     accepted_verified: int | None = None
     metrics: dict[str, float | None] = Field(default_factory=dict)
     reasons: dict[str, str] = Field(default_factory=dict)
-    """Why a metric is null."""
+    """Why a metric is null, or where it is from if not from where one would expect it; the same of a figure of
+    `telemetry`, under `telemetry.<name>`."""
     telemetry: dict[str, float | None] = Field(default_factory=dict)
+    """What the devices' meters showed over the window, unit in the name (`specbench.telemetry`); empty where
+    nothing could be read."""
     validity: tuple[Note, ...] = ()
 
 

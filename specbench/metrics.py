@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from specbench import _energy
 from specbench._view import CellView, Floats, Missing, steps_of, totals_of
 from specbench.stats import MIN_N, percentile, percentile_upper
 
@@ -250,6 +251,29 @@ def _emitted(view: CellView) -> tuple[float, str | None]:
     return found.emitted, found.remark
 
 
+def _step_s(view: CellView) -> Value:
+    """Decode time over steps, summed over streamed replies whose steps are known; else by the cell's totals."""
+    decode = view.seconds("last_output_ns") - view.seconds("first_output_ns")
+    steps = view.column("steps")
+    known = view.ok & (steps > 0) & (decode > 0)
+    if known.any():
+        return float(decode[known].sum() / steps[known].sum()), None
+    if not (view.ok & (decode > 0)).any():
+        raise Missing("no reply was decoding for a measurable time")
+    if (view.answered & ~view.ok).any():
+        raise Missing(
+            "replies that came in one piece have steps but no time, and steps are known in all only"
+        )
+    found = steps_of(view)
+    seconds = float(decode[view.ok].sum())
+    return _divide(seconds, found.steps, "no step followed a prefill"), found.remark
+
+
+def _accepted_emitted(view: CellView) -> Value:
+    emitted, remark = _emitted(view)
+    return emitted - steps_of(view).steps, remark
+
+
 def _al_all(view: CellView) -> Value:
     emitted, remark = _emitted(view)
     return _divide(emitted, steps_of(view).steps, "no step followed a prefill"), remark
@@ -284,7 +308,7 @@ def _acceptance_rate(view: CellView) -> Value:
 
 def _coverage(view: CellView) -> Value:
     steps = steps_of(view)
-    found = totals_of(view, "steps_with_draft", server=steps.remark is not None)
+    found = totals_of(view, "steps_with_draft", server=steps.server)
     share = _divide(found["steps_with_draft"], steps.steps, "no step followed a prefill")
     if share > 1:
         raise Missing("the server counts more drafts than these replies had steps: other traffic or failures")
@@ -335,6 +359,8 @@ def _latency(
 
 _OUTPUT = ("sent_ns", "first_output_ns")
 _STEPS = ("steps", "output_tokens", "accepted_emitted")
+METERED = "telemetry"
+"""What metrics need that are only there where a device has a meter."""
 
 _ROWS: tuple[Metric, ...] = (
     *_latency("ttft_s", _OUTPUT, "time to the first frame with output on any channel", bounds=True),
@@ -384,12 +410,16 @@ _ROWS: tuple[Metric, ...] = (
     Metric("server_tpot_s", "s", "lower", ("server_decode_ms",), _server_tpot,
            "time per output token by the engine's own clock"),
     Metric("steps", "steps", None, _STEPS, _steps, "target passes after prefill"),
+    Metric("step_s", "s", "lower", ("steps", "first_output_ns", "last_output_ns"), _step_s,
+           "time of a target step along one stream, drafting included: decode time over steps"),
     Metric("emitted", "tokens", None, _STEPS, _emitted, "output tokens less those that prefill emitted"),
     Metric("steps_with_draft", "steps", None, ("steps_with_draft",), _total("steps_with_draft"),
            "steps that verified a draft"),
     Metric("drafted", "tokens", None, ("drafted",), _total("drafted"), "drafted tokens"),
     Metric("accepted_verified", "tokens", None, ("accepted_verified",), _total("accepted_verified"),
            "accepted drafted tokens as the engine counts, which may run past the end"),
+    Metric("accepted_emitted", "tokens", None, _STEPS, _accepted_emitted,
+           "accepted drafted tokens that the replies hold: emitted less steps"),
     Metric("al_all", "tokens/step", "higher", _STEPS, _al_all,
            "emitted tokens per step, all steps; bounds a lossless decode-time speedup at equal batch"),
     Metric("al_drafted", "tokens/step", "higher", ("accepted_verified", "steps_with_draft"), _al_drafted,
@@ -400,6 +430,13 @@ _ROWS: tuple[Metric, ...] = (
            "share of steps that verified a draft"),
     Metric("acceptance_rate", "share", "higher", ("accepted_verified", "drafted"), _acceptance_rate,
            "accepted drafted tokens over drafted tokens"),
+    Metric("energy_j", "J", None, (METERED,), _energy.energy_j,
+           "energy of the device that decoded, over the window; the remark says which"),
+    Metric("power_mean_w", "W", None, (METERED,), _energy.power_mean_w, "its energy over the window's time"),
+    Metric("energy_per_token_j", "J/token", "lower", (METERED, "output_tokens"), _energy.energy_per_token_j,
+           "its energy over output tokens, prefill and idle time included"),
+    Metric("tokens_per_j", "tokens/J", "higher", (METERED, "output_tokens"), _energy.tokens_per_j,
+           "output tokens over its energy"),
 )  # fmt: skip
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ROWS}

@@ -6,16 +6,14 @@ that. Every mistake in a plan is one sentence that names the field, what is allo
 
 from __future__ import annotations
 
-import difflib
 import itertools
-import math
 import random
+import shlex
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import orjson
 from pydantic import (
@@ -28,8 +26,11 @@ from pydantic import (
     model_validator,
 )
 
+from specbench._plan_words import choices, is_address, nearest, not_json, sentence
 from specbench.cell import MAX_K, Config, EngineAsk, Method, Sampling, Workload, comparison_id, digest
 from specbench.errors import SpecbenchError
+
+__all__ = ["PLAN_SCHEMA", "Arm", "Comparison", "Plan", "check_plan", "nearest", "read_plan"]
 
 PLAN_SCHEMA = 1
 MAX_BLOCKS = 10_000
@@ -70,28 +71,48 @@ class RepeatTable(_Table):
     budget_s: float | None = Field(default=None, gt=0)
 
 
+def _not_empty(args: dict[str, Any]) -> dict[str, Any]:
+    for name, given in args.items():
+        if given == []:
+            raise ValueError(f"{name} is an empty array; an axis needs at least one value")
+    return args
+
+
 class EngineTable(_Table):
     """One engine; arrays in `args` are axes."""
 
     name: str
     args: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict)
-    python: str | None = None
+    python: str | None = Field(default=None, min_length=1)
     url: str | None = None
     baseline_url: str | None = None
+    command: str | None = None
 
     @field_validator("args")
     @classmethod
-    def _not_empty(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for name, given in value.items():
-            if given == []:
-                raise ValueError(f"{name} is an empty array; an axis needs at least one value")
-        return value
+    def _with_values(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return _not_empty(value)
 
     @field_validator("url", "baseline_url")
     @classmethod
     def _address(cls, value: str | None) -> str | None:
-        if value is not None and not _is_address(value):
-            raise ValueError(f"{value!r} is not an address such as http://127.0.0.1:8080")
+        if value is not None and not is_address(value):
+            raise ValueError(
+                f"{value!r} is not an address such as http://127.0.0.1:8080; give no user and no query"
+            )
+        return value
+
+    @field_validator("command")
+    @classmethod
+    def _words(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            words = shlex.split(value)
+        except ValueError as error:
+            raise ValueError(f"{value!r} is no command line ({error}); mend its quotes") from None
+        if not words or not words[0]:
+            raise ValueError("names no program; give one such as 'docker run -i IMAGE', or leave it out")
         return value
 
 
@@ -125,6 +146,10 @@ class MethodTable(_Table):
     """Draft-model methods: stop drafting below this probability."""
     n_min: int | tuple[int, ...] | None = None
     """Shortest draft worth verifying."""
+    args: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict)
+    """Parameters that only some engines know, in the engine's words; arrays are axes."""
+    engines: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Names of the plan's engines that this method is for; None: all of them."""
 
     @field_validator("k", "n", "min_hits", "n_min", "p_min")
     @classmethod
@@ -140,11 +165,27 @@ class MethodTable(_Table):
             raise ValueError(f"must be {MAX_K} or less")
         return value
 
+    @field_validator("args")
+    @classmethod
+    def _new_words(cls, value: dict[str, Any]) -> dict[str, Any]:
+        taken = sorted(set(value) & set(cls.model_fields))
+        if taken:
+            raise ValueError(f"{taken[0]} is a key of [[method]] itself; write it there")
+        return _not_empty(value)
+
+    def is_for(self, engine: EngineTable) -> bool:
+        """Whether an engine of the plan runs this method."""
+        return self.engines is None or engine.name in self.engines
+
     def expand(self) -> list[Method]:
         """One `Method` per point of the axes."""
         names = ("k", "n", "min_hits", "p_min", "n_min")
         axes = [value if isinstance(value := getattr(self, name), tuple) else (value,) for name in names]
-        return [self._point(dict(zip(names, point, strict=True))) for point in itertools.product(*axes)]
+        return [
+            self._point(dict(zip(names, point, strict=True)) | args)
+            for point in itertools.product(*axes)
+            for args in _points(self.args)
+        ]
 
     def _point(self, values: dict[str, Any]) -> Method:
         k = values.pop("k")
@@ -177,9 +218,26 @@ class Plan(_Table):
         return value
 
     @model_validator(mode="after")
+    def _engines_meet_methods(self) -> Plan:
+        names = {engine.name for engine in self.engine}
+        for index, table in enumerate(self.method):
+            unknown = next((name for name in table.engines or () if name not in names), None)
+            if unknown is not None:
+                what = f"method[{index}].engines: {unknown!r} is no [[engine]] of this plan"
+                raise ValueError(f"{what}; {choices(unknown, names)}")
+        for engine in self.engine:
+            if not any(table.is_for(engine) for table in self.method):
+                raise ValueError(
+                    f"method: no [[method]] is for {engine.name}; add one, or leave the engine out"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _one_baseline(self) -> Plan:
-        if sum(table.baseline for table in self.method) > 1:
-            raise ValueError("method: at most one [[method]] may say baseline = true")
+        for engine in self.engine:
+            if sum(table.baseline and table.is_for(engine) for table in self.method) > 1:
+                where = f" for {engine.name}" if len(self.engine) > 1 else ""
+                raise ValueError(f"method: at most one [[method]] may say baseline = true{where}")
         for table in self.method:
             if table.baseline and len(table.expand()) > 1:
                 raise ValueError("method: the baseline takes no arrays; give it one value each")
@@ -217,9 +275,11 @@ class Plan(_Table):
 
     def _comparison(self, engine: EngineTable, args: dict[str, Scalar], concurrency: int) -> Comparison:
         arms = []
-        for table in self.method:
+        for table in (table for table in self.method if table.is_for(engine)):
             url = engine.baseline_url if table.baseline and engine.baseline_url else engine.url
-            ask = EngineAsk(name=engine.name, args=args, python=engine.python, url=url)
+            ask = EngineAsk(
+                name=engine.name, args=args, python=engine.python, url=url, command=engine.command
+            )
             for method in table.expand():
                 config = Config(
                     engine=ask,
@@ -288,86 +348,10 @@ def read_plan(path: Path) -> Plan:
 
 def check_plan(raw: dict[str, Any], source: str) -> Plan:
     """Check a plan that was already read; `source` opens the sentence of an error."""
-    for field, what in _not_json(raw):
+    for field, what in not_json(raw):
         raise SpecbenchError(f"{source}: {field}: {what}.")
     try:
         # Strict, because `max_tokens = true` or `k = "4"` is a slip; as JSON, because a strict tuple takes no list.
         return Plan.model_validate_json(orjson.dumps(raw), strict=True)
     except ValidationError as error:
-        raise SpecbenchError(f"{source}: {_sentence(error)}") from None
-
-
-def _not_json(value: Any, field: str = "") -> Iterator[tuple[str, str]]:
-    """What TOML can say and a record cannot hold, with its field: infinity, dates, NUL, numbers beyond 64 bits."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _not_json(inner, f"{field}.{key}" if field else str(key))
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            yield from _not_json(inner, f"{field}[{index}]")
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield field, f"must be a finite number, not {value}"
-    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-        yield field, "the number is too large"
-    elif isinstance(value, str) and "\0" in value:
-        yield field, "holds a NUL character; take it out"
-    elif not isinstance(value, str | int | float | None):
-        yield field, f"must be text or a number, not {value}"
-
-
-def _is_address(text: str) -> bool:
-    try:
-        url = urlsplit(text)
-        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:
-        return False
-
-
-def _sentence(error: ValidationError) -> str:
-    """The first mistake as `field: what is wrong; allowed values; nearest one`."""
-    # An unknown key first: a misspelt name usually also leaves its field missing.
-    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
-    location = [
-        part for part in first["loc"] if part not in ("int", "float", "str", "bool") and "[" not in str(part)
-    ]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)[1:]
-    kind = first["type"]
-    if kind == "extra_forbidden":
-        return f"{field}: unknown key; {_choices(str(location[-1]), _keys_at(location[:-1]))}"
-    if kind == "literal_error":
-        allowed = [part.strip(" '") for part in str(first["ctx"]["expected"]).replace(" or ", ",").split(",")]
-        return f"{field}: {first['input']!r} is not allowed; {_choices(str(first['input']), allowed)}"
-    if kind == "missing":
-        return f"{field}: missing; add it to the plan."
-    message = str(first["msg"]).removeprefix("Value error, ")
-    given = "" if kind == "value_error" else f", not {first['input']!r}"
-    return f"{field}: {message}{given}." if field else f"{message}."
-
-
-def _choices(given: str, allowed: Iterable[str]) -> str:
-    names = sorted(allowed)
-    near = nearest(given, names)
-    return f"allowed: {', '.join(names)}" + (f"; did you mean {near}?" if near else ".")
-
-
-def nearest(given: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant, or None where nothing is close."""
-    found = difflib.get_close_matches(given, list(names), n=1, cutoff=0.5)
-    return found[0] if found else None
-
-
-def _keys_at(location: list[Any]) -> list[str]:
-    """The keys that are allowed in the table at a location of the plan."""
-    table: Any = Plan
-    for part in location:
-        if isinstance(part, str) and isinstance(table, type) and issubclass(table, BaseModel):
-            table = _table_of(table.model_fields[part].annotation)
-    return [field.alias or name for name, field in table.model_fields.items()]
-
-
-def _table_of(annotation: Any) -> Any:
-    """The table class inside an annotation such as `tuple[MethodTable, ...]` or `Pinned | None`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    inner = [_table_of(part) for part in getattr(annotation, "__args__", ())]
-    return next((part for part in inner if part is not None), None)
+        raise SpecbenchError(f"{source}: {sentence(error, Plan)}") from None

@@ -137,6 +137,71 @@ class Arm:
     """Each code once, the gravest first."""
 
 
+# --- engines side by side ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """One engine of a run that holds several, as its cells met it; None where it does not say."""
+
+    name: str
+    """As the other records name it: the engine, with its version where the run holds two of one engine."""
+    version: str | None
+    precision: str | None
+    threads: int | None
+    model_sha256: str | None
+    self_exact_share: float | None
+    """Plain greedy output against itself within a block."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One arm as a row beside those of other engines; its other figures are the arm's."""
+
+    config_id: str
+    engine: str
+    detail: str
+    """What its method was asked for beyond the idea, such as `k=4 n=3`."""
+    step_s: float | None
+    """Time of a target step, drafting included."""
+    baseline_step_s: float | None
+    """That of this engine's baseline."""
+    step_cost: float | None
+    """Baseline steps that a step cost, AL_all / speedup: both are read inside blocks."""
+
+
+@dataclass(frozen=True)
+class Idea:
+    """Arms of all engines that draft by one idea at one concurrency. No ratio is taken between them."""
+
+    name: str
+    """The suite's word for it, such as `ngram`, whatever each engine calls it."""
+    concurrency: int
+    sides: tuple[Side, ...]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Plain greedy output of two engines, prompt by prompt: says how far both run the same model."""
+
+    engines: tuple[str, str]
+    compared: int
+    exact_share: float
+    mean_matching_prefix: float
+    first_divergence_median: float | None
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """What a run of several engines shows beyond each of them."""
+
+    engines: tuple[EngineFacts, ...]
+    ideas: tuple[Idea, ...]
+    agreements: tuple[Agreement, ...]
+    remarks: tuple[str, ...]
+    """What is the same for all engines and what is not, one sentence a thing; differences first."""
+
+
 @dataclass(frozen=True)
 class Summary:
     """A whole run, ready to show."""
@@ -159,6 +224,8 @@ class Summary:
     blocks: int = 0
     explanations: tuple[str, ...] = ()
     """Why it paid or did not, one sentence a finding, each from numbers in this record."""
+    side_by_side: SideBySide | None = None
+    """None where the run holds one engine."""
 
 
 # --- as JSON ----------------------------------------------------------------------------------------------
@@ -181,6 +248,8 @@ def cells_json(summary: Summary) -> list[dict[str, Any]]:
     """One flat row per arm, as `--json` of `run` and `demo` prints it."""
     rows = [
         {
+            "engine": arm.engine,
+            "engine_version": arm.engine_version,
             "method": arm.method,
             "label": arm.label,
             "k": arm.k,
@@ -189,6 +258,7 @@ def cells_json(summary: Summary) -> list[dict[str, Any]]:
             "pinned": arm.pinned,
             "output_tps": arm.metrics.get("output_tps"),
             "tpot_s": arm.metrics.get("tpot_s"),
+            "step_s": arm.metrics.get("step_s"),
             "speedup": arm.speedup.estimate if arm.speedup else None,
             "speedup_low": arm.speedup.low if arm.speedup else None,
             "speedup_high": arm.speedup.high if arm.speedup else None,

@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from specbench._columns import REQUEST_SCHEMA, TELEMETRY_SCHEMA
 from specbench.cell import SCHEMA_VERSION, CellRecord
-from specbench.trace import REQUEST_SCHEMA
 
 PATH = Path(__file__).with_name(f"trace-v{SCHEMA_VERSION}.schema.json")
 
@@ -33,12 +33,27 @@ _MEANING = {
     "accepted_emitted": "emitted tokens minus steps",
     "accept_hist": "entry j: drafts of which exactly j tokens were accepted",
 }
+_OF_DEVICE = {
+    "t_ns": f"when the device was read; {_NS}",
+    "device": "gpu<index>, gpu<index>/<uuid> for a MIG instance, cpu, or a RAPL zone such as package-0/dram",
+    "power_w": "the driver's figure, a mean of up to 1 s",
+    "energy_j": "counted since the window opened; null from a counter's fall on",
+    "utilisation": "share of time with work on the GPU, over the driver's own period",
+    "memory_bytes": "in use on the device, by all processes",
+    "throttle_reasons": "why clocks are below what was asked for; empty where they are not",
+    "cpu_mhz": "mean over the CPUs that the runner may use",
+    "cpu_fastest_mhz": "of the fastest of them",
+}
 
 
 def trace_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of `cell.json`, with one row of `requests.parquet` under `$defs/request`."""
+    """JSON Schema (2020-12) of `cell.json`, with one row of `requests.parquet` under `$defs/request` and one of
+    `telemetry.parquet` under `$defs/reading`."""
     cell = CellRecord.model_json_schema(mode="serialization")
-    definitions = cell.pop("$defs", {}) | {"request": _request_schema()}
+    definitions = cell.pop("$defs", {}) | {
+        "request": _row_schema("requests.parquet", REQUEST_SCHEMA, _MEANING),
+        "reading": _row_schema("telemetry.parquet", TELEMETRY_SCHEMA, _OF_DEVICE),
+    }
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"specbench trace, version {SCHEMA_VERSION}: cell.json",
@@ -46,10 +61,10 @@ def trace_schema() -> dict[str, Any]:
     return cell | head | {"$defs": definitions}
 
 
-def _request_schema() -> dict[str, Any]:
-    properties = {field.name: _property(field) for field in REQUEST_SCHEMA}
+def _row_schema(file: str, columns: pa.Schema, meaning: dict[str, str]) -> dict[str, Any]:
+    properties = {field.name: _property(field, meaning) for field in columns}
     return {
-        "title": "one row of requests.parquet",
+        "title": f"one row of {file}",
         "type": "object",
         "additionalProperties": False,
         "properties": properties,
@@ -57,11 +72,11 @@ def _request_schema() -> dict[str, Any]:
     }
 
 
-def _property(field: pa.Field) -> dict[str, Any]:
+def _property(field: pa.Field, meaning: dict[str, str]) -> dict[str, Any]:
     shape = _type(field.type)
     if field.nullable:
         shape = {"anyOf": [shape, {"type": "null"}]}
-    return shape | ({"description": _MEANING[field.name]} if field.name in _MEANING else {})
+    return shape | ({"description": meaning[field.name]} if field.name in meaning else {})
 
 
 def _type(arrow: pa.DataType) -> dict[str, Any]:

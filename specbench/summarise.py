@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specbench import _words, stats
+from specbench import _words, failures, stats
 from specbench._checks import percentile_advice
+from specbench._engines import engine_names, several, side_by_side
 from specbench._view import Missing
 from specbench.cell import CellRecord, Note
 from specbench.equality import Texts, equality, texts_of
@@ -95,23 +96,26 @@ def summary(run: Run | str | Path) -> Summary:
     made = [_arm(group, cells, dropped) for group in _by_config(cells)]
     arms = tuple(arm for arm, _ in made)
     paid = {arm.config_id: categories for arm, categories in made}
-    notes = _run_notes(arms, cells, dropped, len(blocks), _unfinished(run, cells))
+    notes = _run_notes(arms, cells, dropped, len(blocks), _unfinished(run, cells), failures.read(run.path))
     first = cells[0].record if cells else None
+    names = engine_names(arms)
+    one = not several(arms)
     return Summary(
         run=first.run if first else run.path.name,
         path=str(run.path),
-        verdict=_words.verdict(arms, paid, notes),
+        verdict=_words.verdict(arms, paid, notes, {} if one else names),
         ok=bool(cells) and not any(n.severity == "invalid" for n in notes),
         model=first.config.model if first else "",
         model_sha256=first.facts.model_sha256 if first else None,
-        engine=first.config.engine.name if first else "",
-        engine_version=first.facts.engine_version if first else None,
+        engine=_words.listed(list(dict.fromkeys(names.values()))),
+        engine_version=first.facts.engine_version if first and one else None,
         arms=arms,
         validity=notes,
         environment=_words.environment([cell.record for cell in cells]),
         dropped_blocks=len(dropped),
         blocks=len(blocks),
-        explanations=_words.explanations(arms),
+        explanations=_words.explanations(arms, {} if one else names),
+        side_by_side=side_by_side(arms, cells),
     )
 
 
@@ -341,14 +345,21 @@ def _comparison_notes(
 
 
 def _run_notes(
-    arms: Sequence[Arm], cells: Sequence[_Cell], dropped: set[Key], blocks: int, unfinished: str | None
+    arms: Sequence[Arm],
+    cells: Sequence[_Cell],
+    dropped: set[Key],
+    blocks: int,
+    unfinished: str | None,
+    failed: Sequence[failures.BlockFailure],
 ) -> tuple[Note, ...]:
     """Every arm's findings and the run's own."""
     notes = [n for arm in arms for n in arm.validity]
     if unfinished:
         notes.append(note(Code.UNFINISHED, unfinished))
+    if failed:
+        notes.append(note(Code.BLOCK_FAILED, _words.block_failed([f.sentence for f in failed])))
     if not cells:
-        notes.append(note(Code.NOTHING_SUCCEEDED, "The run holds no finished cell: finish it with --resume."))
+        notes.append(note(Code.NOTHING_SUCCEEDED, _words.no_cell([f.reason for f in failed])))
     if blocks and len(dropped) / blocks > DROPPED_LIMIT:
         notes.append(note(Code.HOST_BUSY, _words.dropped(len(dropped), blocks), "invalid"))
     sessions: dict[Key, set[str]] = {}
@@ -368,9 +379,10 @@ def _unfinished(run: Run, cells: Sequence[_Cell]) -> str | None:
         return None  # not a plan of this version: then nothing is claimed
     asked = plan.repeat.blocks
     counts = Counter(cell.key for cell in cells)
-    missing = []
+    missing, engines = [], len({table.name for table in plan.engine})
     for comparison in plan.comparisons():
         whole = sum(n == 2 * len(comparison.arms) for (of, _), n in counts.items() if of == comparison.id)
         if whole < asked:
-            missing.append(f"{whole} of {asked} blocks at concurrency {comparison.concurrency}")
+            where = f" of {comparison.arms[0].config.engine.name}" if engines > 1 else ""
+            missing.append(f"{whole} of {asked} blocks{where} at concurrency {comparison.concurrency}")
     return _words.unfinished(missing) if missing else None

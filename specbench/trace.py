@@ -29,63 +29,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
+from specbench._columns import REQUEST_SCHEMA as REQUEST_SCHEMA
+from specbench._columns import TELEMETRY_SCHEMA as TELEMETRY_SCHEMA
 from specbench.cell import SCHEMA_VERSION, CellRecord
 from specbench.errors import SpecbenchError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_LIST_I64 = pa.list_(pa.int64())
-_LIST_I32 = pa.list_(pa.int32())
-
-REQUEST_SCHEMA = pa.schema(
-    [
-        pa.field("request", pa.int32(), nullable=False),
-        pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("category", pa.string()),
-        pa.field("conversation", pa.int32(), nullable=False),
-        pa.field("turn", pa.int16(), nullable=False),
-        pa.field("attempt", pa.int16(), nullable=False),
-        pa.field("warmup", pa.bool_(), nullable=False),
-        # Times are monotonic nanoseconds from the cell's start; null is unknown, never 0.
-        pa.field("scheduled_ns", pa.int64()),
-        pa.field("sent_ns", pa.int64()),
-        pa.field("first_output_ns", pa.int64()),
-        pa.field("first_content_ns", pa.int64()),
-        pa.field("last_output_ns", pa.int64()),
-        pa.field("done_ns", pa.int64()),
-        pa.field("frame_ns", _LIST_I64, nullable=False),
-        pa.field("frame_tokens", _LIST_I32, nullable=False),
-        pa.field("frame_step", _LIST_I32, nullable=False),
-        pa.field("prompt_tokens", pa.int32()),
-        pa.field("prompt_tokens_from", pa.string()),
-        pa.field("cached_tokens", pa.int32()),
-        pa.field("output_tokens", pa.int32()),
-        pa.field("output_tokens_from", pa.string()),
-        pa.field("first_frame_tokens", pa.int32()),
-        pa.field("first_frame_tokens_from", pa.string()),
-        pa.field("reasoning_tokens", pa.int32()),
-        pa.field("steps", pa.int32()),
-        pa.field("steps_from", pa.string()),
-        pa.field("steps_with_draft", pa.int32()),
-        pa.field("drafted", pa.int32()),
-        pa.field("accepted_verified", pa.int32()),
-        pa.field("accepted_emitted", pa.int32()),
-        pa.field("accept_hist", _LIST_I32),
-        pa.field("server_queue_ms", pa.float64()),
-        pa.field("server_prefill_ms", pa.float64()),
-        pa.field("server_decode_ms", pa.float64()),
-        pa.field("finish", pa.string(), nullable=False),
-        pa.field("status", pa.string(), nullable=False),
-        pa.field("http_status", pa.int16()),
-        pa.field("error_kind", pa.string()),
-        pa.field("error", pa.string()),
-        pa.field("prompt_sha256", pa.string()),
-        pa.field("output_sha256", pa.string()),
-    ]
-)
-"""One row a request. `frame_ns`, `frame_tokens` and `frame_step` have one entry per output-carrying frame."""
-
 
 # --- writing ----------------------------------------------------------------------------------------------
 
@@ -95,12 +45,14 @@ def write_cell(
     record: CellRecord,
     requests: Sequence[dict[str, Any]],
     texts: Sequence[dict[str, Any]],
+    telemetry: Sequence[dict[str, Any]] = (),
 ) -> Path:
     """Store one cell atomically and return its directory.
 
     `requests` are rows of `REQUEST_SCHEMA` (a missing optional key is null); `texts` hold
-    `request`, `prompt_id`, `text` and `reasoning`. Raises OSError where the disk refuses; nothing
-    half-written is then left under the cell's name.
+    `request`, `prompt_id`, `text` and `reasoning`; `telemetry` rows of `TELEMETRY_SCHEMA`, for which there is
+    a file only where there are any. Raises OSError where the disk refuses; nothing half-written is then left
+    under the cell's name.
     """
     cells = run_dir / "cells"
     cells.mkdir(parents=True, exist_ok=True)
@@ -108,7 +60,9 @@ def write_cell(
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
     try:
-        _write_file(part / "requests.parquet", _parquet_bytes(requests))
+        _write_file(part / "requests.parquet", _parquet_bytes(requests, REQUEST_SCHEMA))
+        if telemetry:
+            _write_file(part / "telemetry.parquet", _parquet_bytes(telemetry, TELEMETRY_SCHEMA))
         lines = b"".join(orjson.dumps(row) + b"\n" for row in texts)
         _write_file(part / "texts.jsonl.zst", zstandard.compress(lines))
         _write_file(
@@ -222,9 +176,9 @@ def request_table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     return table
 
 
-def _parquet_bytes(rows: Sequence[dict[str, Any]]) -> bytes:
+def _parquet_bytes(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> bytes:
     buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=REQUEST_SCHEMA), buffer, compression="zstd")
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), buffer, compression="zstd")
     return buffer.getvalue()
 
 
@@ -316,9 +270,12 @@ class Run:
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """`run.json`: the plan as asked, name and schema."""
-        value: dict[str, Any] = orjson.loads((self.path / "run.json").read_bytes())
-        return value
+        """`run.json`: the plan as asked, name and schema; empty where it is damaged, which costs no cell."""
+        try:
+            value = orjson.loads((self.path / "run.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
 
     @cached_property
     def cells(self) -> pd.DataFrame:
@@ -358,16 +315,25 @@ class Run:
         rows = [{"cell_id": r.cell_id} | a.model_dump() for r in self.records for a in r.acceptance]
         return pd.DataFrame(rows)
 
+    @cached_property
+    def telemetry(self) -> pd.DataFrame:
+        """One row per reading of a device, with its `cell_id`; empty where no cell has any."""
+        paths = {r.cell_id: self.path / "cells" / r.cell_id / "telemetry.parquet" for r in self.records}
+        tables = [TELEMETRY_SCHEMA.empty_table().add_column(0, "cell_id", pa.array([], pa.string()))]
+        for cell_id, path in paths.items():
+            if path.exists():
+                table = _read_table(path)
+                tables.append(table.add_column(0, "cell_id", pa.array([cell_id] * len(table), pa.string())))
+        frame: pd.DataFrame = pa.concat_tables(tables).to_pandas()
+        return frame
+
     def texts(self, cell_id: str) -> list[dict[str, Any]]:
         """The texts of one cell."""
         return read_texts(self.path / "cells" / cell_id)
 
     def _read_requests(self, record: CellRecord) -> pd.DataFrame:
         path = self.path / "cells" / record.cell_id / "requests.parquet"
-        try:
-            frame: pd.DataFrame = pq.read_table(path).to_pandas()
-        except (OSError, pa.ArrowException) as error:
-            raise _unreadable(path, error) from None
+        frame: pd.DataFrame = _read_table(path).to_pandas()
         return frame
 
     @staticmethod
@@ -378,6 +344,13 @@ class Run:
         frame["method_label"] = record.config.method.label
         frame["concurrency"] = record.config.concurrency
         return frame
+
+
+def _read_table(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from None
 
 
 def _concat(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:

@@ -43,10 +43,12 @@ class Code(StrEnum):
     IMPLIED_BANDWIDTH = "implied-bandwidth-above-roof"
     SPEEDUP_ABOVE_AL = "speedup-above-al"
     OUTPUT_DIFFERS = "output-differs-from-baseline"
+    LOSSY_ACCEPTANCE = "lossy-acceptance"
     DEGENERATE_REPETITION = "degenerate-repetition"
     RANDOM_TOKEN_PROMPTS = "random-token-prompts"
     FEW_OUTPUT_TOKENS = "few-output-tokens"
     MIXED_SESSIONS = "mixed-sessions"
+    BLOCK_FAILED = "block-failed"
     SHORT_TAIL = "short-tail"
     UNFINISHED = "unfinished"
     SMALL_N = "small-n"
@@ -101,6 +103,7 @@ CHECKS: Mapping[Code, Callable[[_checks.Case], str | tuple[str, Severity] | None
     Code.TOKEN_COUNTS_DISAGREE: _checks.token_counts_disagree,
     Code.COUNTER_RESET: _checks.counter_reset,
     Code.IMPLIED_BANDWIDTH: _checks.implied_bandwidth,
+    Code.LOSSY_ACCEPTANCE: _checks.lossy_acceptance,
     Code.DEGENERATE_REPETITION: _checks.degenerate_repetition,
     Code.RANDOM_TOKEN_PROMPTS: _checks.random_token_prompts,
     Code.FEW_OUTPUT_TOKENS: _checks.few_output_tokens,
@@ -116,15 +119,16 @@ def check_cell(
     *,
     counter_reset: bool = False,
     prompts: Sequence[str] = (),
+    prompt_ids: Mapping[int, int] | None = None,
 ) -> tuple[Note, ...]:
     """What one cell shows by itself, the gravest first.
 
     `requests` is a table of `specbench.trace.REQUEST_SCHEMA`, warm-ups included; `texts` the rows of
-    `texts.jsonl.zst`; `prompts` the prompt texts, which the trace does not keep; `counter_reset` what the
-    engine's adapter saw. `record.validity` is not read. Of `record.telemetry` two optional facts are known:
+    `texts.jsonl.zst`; `prompts` the prompt texts, which the trace does not keep; `prompt_ids` the number of
+    token ids sent by request, where ids were sent; `counter_reset` what the engine's adapter saw. `record.validity` is not read. Of `record.telemetry` two optional facts are known:
     `throttled_share`, and `weight_bytes` with `memory_bytes_per_s` (the device's roof).
     """
-    case = _checks.Case(record, requests, texts, prompts, counter_reset)
+    case = _checks.Case(record, requests, texts, prompts, counter_reset, prompt_ids or {})
     found = ((code, check(case)) for code, check in CHECKS.items())
     return gravest_first(
         note(code, *said) if isinstance(said, tuple) else note(code, said) for code, said in found if said

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,34 @@ WORDS = (
 
 
 @dataclass(frozen=True)
+class EngineSpec:
+    """What a made-up engine says of itself, and how it differs from the others."""
+
+    name: str = "llamacpp"
+    version: str = "2026.10.11549"
+    precision: str | None = "float32, 4-bit weights"
+    threads: int | None = 1
+    model: str = "smollm2-135m"
+    """Hashed to the model's SHA-256: engines with the same word read the same file."""
+    slowness: float = 1.0
+    """Times the first engine's TPOT."""
+    gain: float = 1.0
+    """Times the speedup that the run is made with."""
+    apart: float = 0.0
+    """Share of prompts on which its text, drafting or not, leaves the first engine's."""
+
+
+LLAMACPP = EngineSpec()
+FOUR = (
+    LLAMACPP,
+    EngineSpec("openvino", "2026.4.1", "bfloat16, 4-bit weights", slowness=1.3, gain=0.95, apart=0.3),
+    EngineSpec("transformers", "5.24.0", "float32", 1, "smollm2-135m", 6.0, 1.05, 0.2),
+    EngineSpec("vllm", "0.32.0", "bfloat16", None, "smollm2-135m in another format", 3.6, 0.9, 0.5),
+)
+"""Four engines as a plan over all of them meets them; the figures are made, of the order that they show."""
+
+
+@dataclass(frozen=True)
 class PromptSpec:
     """One prompt of the made-up split."""
 
@@ -87,6 +115,7 @@ def make_run(
     busy_blocks: Sequence[int] = (),
     sessions: int = 1,
     speculative: bool = True,
+    engines: Sequence[EngineSpec] = (LLAMACPP,),
 ) -> Path:
     """Write a run and return its directory.
 
@@ -94,9 +123,9 @@ def make_run(
     `noise` is the spread (log) between cells; `diverge` the share of prompts whose speculative text leaves
     the baseline's half-way; `fail` the share of requests that end in HTTP 503; `busy_blocks` carry evidence
     of other work; blocks are dealt to `sessions` in turn; `speculative=False` makes the speculative arms
-    draft nothing. The method "none" is the baseline.
+    draft nothing; every one of `engines` runs all of it. The method "none" is the baseline.
     """
-    spec = _Spec(
+    plain = _Spec(
         tuple(m if isinstance(m, cell.Method) else _method(m) for m in methods),
         tuple(default_prompts() if prompts is None else prompts),
         speedup,
@@ -106,10 +135,11 @@ def make_run(
         fail,
         speculative,
     )
-    for level in concurrency:
-        for block in range(blocks):
-            session = f"session-{block % sessions}"
-            _write_block(path, spec, level, block, session, block in busy_blocks)
+    for spec in (replace(plain, engine=engine) for engine in engines):
+        for level in concurrency:
+            for block in range(blocks):
+                session = f"session-{block % sessions}"
+                _write_block(path, spec, level, block, session, block in busy_blocks)
     manifest = {
         "schema_version": cell.SCHEMA_VERSION,
         "name": path.name,
@@ -130,11 +160,13 @@ class _Spec:
     diverge: float
     fail: float
     speculative: bool
+    engine: EngineSpec = LLAMACPP
 
     def speedup_of(self, method: cell.Method) -> float:
         if method.name == "none":
             return 1.0
-        return self.speedup.get(method.name, 1.0) if isinstance(self.speedup, Mapping) else self.speedup
+        every = self.speedup.get(method.name, 1.0) if isinstance(self.speedup, Mapping) else self.speedup
+        return every * self.engine.gain
 
 
 def _method(name: str) -> cell.Method:
@@ -220,7 +252,13 @@ def _requests(
     rows, texts = [], []
     for index, (prompt, reply) in enumerate(zip(spec.prompts, replies, strict=True)):
         slot = free_ns.index(min(free_ns))
-        tpot_s = BASE_TPOT_S * (1 + 0.05 * (level - 1)) / gain[index] * np.exp(host + rng.normal(0.0, 0.03))
+        tpot_s = (
+            BASE_TPOT_S
+            * spec.engine.slowness
+            * (1 + 0.05 * (level - 1))
+            / gain[index]
+            * np.exp(host + rng.normal(0.0, 0.03))
+        )
         row = _row(index, prompt, reply, method, free_ns[slot] + 200_000, tpot_s, rng)
         text = _text(spec, prompt, method, reply.tokens)
         if random.Random(f"{spec.seed}/{block}/{position}/{index}/fail").random() < spec.fail:
@@ -312,6 +350,8 @@ def _text(spec: _Spec, prompt: PromptSpec, method: cell.Method, tokens: int) -> 
     differs = random.Random(f"{spec.seed}/{prompt.prompt_id}/differs").random() < spec.diverge
     if method.name != "none" and differs:
         words[tokens // 2 :] = ["otherwise", *words[tokens // 2 + 1 :][::-1]]
+    if random.Random(f"{spec.engine.name}/{prompt.prompt_id}/apart").random() < spec.engine.apart:
+        words[tokens // 3 :] = [spec.engine.name, *words[tokens // 3 + 1 :]]
     return " ".join(words)
 
 
@@ -330,7 +370,7 @@ def _record(
     rows: list[dict[str, Any]],
 ) -> cell.CellRecord:
     config = cell.Config(
-        engine=cell.EngineAsk(name="llamacpp", args={"threads": "cores-1", "slots": max(4, level)}),
+        engine=cell.EngineAsk(name=spec.engine.name, args={"threads": "cores-1", "slots": max(4, level)}),
         model="smollm2-135m",
         method=method,
         workload=cell.Workload(prompts_per_category=2, max_tokens=MAX_TOKENS),
@@ -376,14 +416,14 @@ def _facts(spec: _Spec, method: cell.Method, level: int) -> cell.Facts:
     if method.name != "none":
         argv += ["--spec-type", method.name, "--draft-max", str(method.k)]
     return cell.Facts(
-        engine="llamacpp",
-        engine_version="2026.10.11549",
+        engine=spec.engine.name,
+        engine_version=spec.engine.version,
         argv=(*argv, "--port=0"),
         slots=max(4, level),
         context_tokens=4096,
-        threads=1,
-        precision="Q4_1",
-        model_sha256=cell.digest("smollm2-135m", 64),
+        threads=spec.engine.threads,
+        precision=spec.engine.precision,
+        model_sha256=cell.digest(spec.engine.model, 64),
         draft_sha256=cell.digest(method.draft, 64) if method.draft else None,
         template_sha256=cell.digest("chatml", 64),
         split_sha256=cell.digest([p.prompt_id for p in spec.prompts], 64),

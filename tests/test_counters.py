@@ -58,6 +58,8 @@ def test_a_sample(line: str, key: str, value: float) -> None:
         "m{a=1} 2",
         "m two",
         "9m 1",
+        "m 1.7e308",
+        "m -1e16",
     ],
 )
 def test_what_is_no_sample(line: str) -> None:
@@ -215,6 +217,14 @@ def test_delta_of_a_new_series_and_of_none() -> None:
     assert delta({}, {'m_total{a="1"}': 4.0, 'm_total{a="2"}': 2.0}, "m_total") == 6
     assert delta({"m_total": 4.0}, {"m_total": 3.0}, "m_total") is None
     assert delta({}, {}, "m_total") is None
+
+
+def test_counters_that_no_server_can_mean() -> None:
+    """A new counter below 0 is one that fell, and a position that no draft has is none."""
+    stem = "vllm:spec_decode_num_"
+    assert spec_delta({}, {f"{stem}drafts_total": -5.0}, "vllm:") == SpecDelta(reset=True)
+    far = {f"{stem}drafts_total": 5.0, f'{stem}accepted_tokens_per_pos_total{{position="99999999999"}}': 1.0}
+    assert spec_delta({}, far, "vllm:") == SpecDelta(drafts=5, per_pos=())
 
 
 # --- captured servers -------------------------------------------------------------------------------------

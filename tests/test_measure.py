@@ -34,7 +34,7 @@ NGRAM = {"name": "ngram-simple", "k": 4}
 def run(tmp_path: Path, method: dict[str, Any], ceiling: float | None = None, **tables: Any) -> trace.Run:
     """One block of one method, so two cells."""
     engine = {"name": "loopback", "step_ms": 1, "prefill_ms": 2} | tables.pop("engine", {})
-    args = {key: engine.pop(key) for key in set(engine) - {"name", "url"}}
+    args = {key: engine.pop(key) for key in set(engine) - {"name", "url", "command"}}
     workload = {"categories": ["qa"], "prompts_per_category": 6, "max_tokens": 20} | tables.pop(
         "workload", {}
     )
@@ -90,6 +90,15 @@ def test_faults_of_the_server_are_found(tmp_path: Path, faults: dict[int, str], 
 
 def test_speculation_that_never_drafts_is_found(tmp_path: Path) -> None:
     assert codes(run(tmp_path, NGRAM, engine={"coverage": 0.0})) == {"speculation-inactive"}
+
+
+@pytest.mark.parametrize(("command", "known"), [({}, True), ({"command": "docker run --rm IMAGE"}, False)])
+def test_an_engine_in_a_container_is_not_taken_for_other_work(
+    tmp_path: Path, command: dict[str, str], known: bool
+) -> None:
+    """Its processes are the daemon's, so what else worked on the host is unknown, not all of it other work."""
+    share = first(run(tmp_path, NGRAM, engine=command)).host.other_cpu_share
+    assert (share is not None) == known
 
 
 @contextmanager

@@ -10,9 +10,9 @@ import pytest
 
 from runners import frames
 from runners.base import RequestCounts, Stream
-from runners.counts import SPECULATIVE, llama_counts
+from runners.counts import SPECULATIVE, llama_counts, vllm_counts
 from specbench import trace
-from specbench.metrics import METRICS, CellView, compute, request_values
+from specbench.metrics import METERED, METRICS, CellView, compute, request_values
 from tests.make_cell import failed, record, row, view
 from tests.replay import capture, case
 
@@ -51,7 +51,7 @@ def replayed(*names: str) -> CellView:
 def test_table_is_whole_and_gates_what_the_statistics_say() -> None:
     assert {name for name, metric in METRICS.items() if metric.gated} == {"tpot_s", "error_rate"}
     assert all(name == metric.name and metric.unit and metric.description for name, metric in METRICS.items())
-    columns = set(trace.REQUEST_SCHEMA.names)
+    columns = {*trace.REQUEST_SCHEMA.names, METERED}
     assert all(set(metric.needs) <= columns for metric in METRICS.values())
 
 
@@ -312,10 +312,10 @@ def test_vllm_26498_where_only_the_server_counts() -> None:
     assert value(cell, "al_drafted") == pytest.approx(expect["acceptance_length"])
     assert value(cell, "acceptance_rate") == pytest.approx(expect["acceptance_rate"])
     assert "over the whole cell" in reason(cell, "al_drafted")
-    # The counters run past the ends of replies: 12368 + 4687 = 17055 > 16994. The drafts bound the steps.
-    assert value(cell, "steps") == given["num_drafts"]
-    assert value(cell, "al_all") == pytest.approx(
-        (given["total_num_output_tokens"] - 1) / given["num_drafts"]
+    # The counters run past the ends of replies: 12368 + 4687 = 17055 > 16994. How far is on no page.
+    assert value(cell, "al_all") is None
+    assert reason(cell, "al_all").startswith(
+        f"{given['num_drafts']} to 16993 steps: unknown for 1 of 1 replies"
     )
 
 
@@ -391,6 +391,59 @@ def test_unknown_is_not_zero_percent_and_not_one_token_a_step() -> None:
         assert value(cell, name) is None
 
 
+# --- steps that no frame shows ----------------------------------------------------------------------------
+
+
+def as_counted(name: str, request: int = 0) -> dict[str, Any]:
+    """A captured reply of vLLM as a row, counted as its adapter counts it."""
+    stream = frames.parse(capture(f"vllm/{name}"))
+    on = {"vllm:spec_decode_num_drafts_total": 0.0}
+    return as_row(stream, request=request, counts=vllm_counts([stream], on, on).requests[0])
+
+
+MERGED, STEPWISE = "chat_stream_interval10.sse", "chat_stream_tokenids_contusage.sse"
+"""The same 11 tokens, once in two frames and once in a frame a step."""
+
+
+def test_merged_frames_never_make_fewer_steps_of_the_same_reply() -> None:
+    """8 accepted of 10 emitted would leave 2 steps and an AL_all of 5.0; 2 of the 8 lie past the end."""
+    alone = view(as_counted(STEPWISE), k=4)
+    assert (value(alone, "steps"), value(alone, "al_all")) == (4.0, 2.5)
+    merged = view(as_counted(MERGED), k=4, steps_with_draft=2, drafted=8, accepted_verified=8)
+    assert value(merged, "accepted_verified") == 8
+    for name in ("steps", "al_all", "coverage", "accepted_emitted", "step_s"):
+        assert value(merged, name) is None
+        assert reason(merged, name).startswith(
+            "2 to 6 steps: unknown for 1 of 1 replies, as accepted tokens past"
+        )
+
+
+def test_one_merged_reply_among_many_leaves_a_bound() -> None:
+    """100 replies of 4 steps and one of 2 to 6: at most 1 % apart, and AL_all is given as no more than it is."""
+    many = [as_counted(STEPWISE, request) for request in range(100)]
+    cell = view(*many, as_counted(MERGED, 100), k=4)
+    assert value(cell, "steps") == 406
+    assert value(cell, "al_all") == pytest.approx(1010 / 406)
+    assert value(cell, "coverage") == pytest.approx(202 / 406)
+    assert reason(cell, "al_all").startswith("402 to 406 steps: unknown for 1 of 101 replies")
+    assert value(view(*many[:50], as_counted(MERGED, 100), k=4), "al_all") is None
+
+
+def test_totals_narrow_steps_down_where_the_drafts_are_short() -> None:
+    """The server's totals over replies of which none knows its own: each is cut within one draft of at most k."""
+    rows = [row(n, output_tokens=1001) for n in range(2)]
+    cell = view(*rows, k=2, drafted=1800, accepted_verified=700, steps_with_draft=900)
+    assert value(cell, "steps") == 1304
+    assert reason(cell, "al_all").startswith("1300 to 1304 steps: unknown for 2 of 2 replies")
+    assert value(cell, "coverage") == pytest.approx(900 / 1304)
+
+
+def test_totals_that_do_not_fit_the_replies() -> None:
+    cell = view(row(0, output_tokens=11), k=1, drafted=30, accepted_verified=4, steps_with_draft=30)
+    assert value(cell, "al_all") is None
+    assert "the server's totals do not fit their tokens" in reason(cell, "al_all")
+
+
 def test_totals_with_failed_requests_give_no_steps() -> None:
     cell = view(counted(output_tokens=100), failed(1), steps_with_draft=50, drafted=150, accepted_verified=49)
     assert value(cell, "al_all") is None
@@ -442,3 +495,40 @@ def test_a_category_knows_its_requests_but_not_the_servers_totals() -> None:
     assert value(part, "acceptance_rate") is None
     assert value(CellView.pool([cell, cell]).only("copy"), "requests") == 2
     assert value(CellView.pool([cell, cell]).only("copy"), "output_tps") == pytest.approx(11.0)
+
+
+# --- time of a step ---------------------------------------------------------------------------------------
+
+
+def test_a_steps_time_is_decode_time_over_steps() -> None:
+    # 4 tokens in 2 steps over 0.3 s, 2 tokens in 2 steps over 0.1 s: 0.4 s of decoding in 4 steps.
+    cell = view(
+        row(0, [1.0, 1.1, 1.1, 1.3, 1.3], [1, 1, 1, 1, 1], steps=2, accepted_emitted=2),
+        row(1, [2.0, 2.05, 2.1], [1, 1, 1], steps=2, accepted_emitted=0),
+    )
+    assert compute(cell, ["step_s"])[0]["step_s"] == pytest.approx(0.1)
+
+
+def test_a_steps_time_by_the_servers_totals() -> None:
+    # 5 emitted after prefill, none of them an accepted draft: 5 steps in 0.4 s.
+    merged = row(0, [1.0, 1.4], [1, 5], output_tokens=6)
+    values, reasons = compute(view(merged, drafted=4, accepted_verified=0, steps_with_draft=2), ["step_s"])
+    assert values["step_s"] == pytest.approx(0.08)
+    assert "over the whole cell" in reasons["step_s"]
+    # With 3 accepted, up to 3 of them lie past the end.
+    values, reasons = compute(view(merged, drafted=4, accepted_verified=3, steps_with_draft=2), ["step_s"])
+    assert values["step_s"] is None
+    assert reasons["step_s"].startswith("2 to 5 steps")
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([row(0, [1.0, 1.1], [1, 1])], "steps are unknown for 1 of 1 replies"),
+        ([row(0, [1.0], [1], steps=0)], "no reply was decoding for a measurable time"),
+    ],
+)
+def test_no_step_time_without_steps_or_time(rows: list[dict[str, Any]], why: str) -> None:
+    values, reasons = compute(view(*rows), ["step_s"])
+    assert values["step_s"] is None
+    assert reasons["step_s"] == why

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from reports import html, write
+from specbench.summarise import summary
 from tests.demo_summary import demo, many
+from tests.make_run import FOUR, default_prompts, make_run
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium, from the dev extra")
 
@@ -108,6 +110,17 @@ def test_readable_at_every_width(chromium: Any, pages: dict[str, str], name: str
     page, shown = chromium.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert page <= shown == width
     chromium.execute_script("document.querySelectorAll('details').forEach(box => box.open = true)")
+    assert chromium.execute_script("return document.documentElement.scrollWidth") <= width
+    assert chromium.execute_script(OVERLAPS) == []
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_engines_side_by_side_at_every_width(chromium: Any, tmp_path: Path, width: int) -> None:
+    run = make_run(
+        tmp_path / "run", methods=("none", "ngram-simple", "draft-simple"), blocks=3, engines=FOUR, prompts=default_prompts(1)
+    )  # fmt: skip
+    look(chromium, write(summary(run), run)["html"].as_uri(), width)
+    assert set(chromium.execute_script(VISIBLE_FIGURES)) == FIGURES | {"figure-engines"}
     assert chromium.execute_script("return document.documentElement.scrollWidth") <= width
     assert chromium.execute_script(OVERLAPS) == []
 

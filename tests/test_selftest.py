@@ -34,6 +34,7 @@ RESULT = SelfTest(
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user cache of its own."""
+    monkeypatch.delenv("SPECBENCH_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "specbench" / "ceiling.json"
 

@@ -124,3 +124,10 @@ def test_frames_are_the_output_frames_of_measured_requests(run_dir: Path) -> Non
 def test_load_of_something_else_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(SpecbenchError, match=r"not a run \(it has no run\.json\)"):
         specbench.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{", b"", b"\xff", b"5"], ids=repr)
+def test_a_damaged_manifest_is_empty(tmp_path: Path, content: bytes) -> None:
+    """The cells beside it say themselves what was asked of them."""
+    (tmp_path / "run.json").write_bytes(content)
+    assert trace.Run(tmp_path).manifest == {}

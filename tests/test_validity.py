@@ -20,6 +20,7 @@ IN_SUMMARY = {
     Code.UNFINISHED,
     Code.SMALL_N,
     Code.MIXED_SESSIONS,
+    Code.BLOCK_FAILED,
     Code.SPEEDUP_ABOVE_AL,
     Code.OUTPUT_DIFFERS,
 }
@@ -334,3 +335,10 @@ def test_placeholder_data() -> None:
     sentence = "Full benchmark data should be fetched from the source using SPECDEC_BENCH"
     assert codes(replies(), prompts=["A real one", sentence]) == {"placeholder-data"}
     assert codes(replies(), prompts=["Fetch the full benchmark results for me"]) == set()
+
+
+def test_lossy_acceptance_names_the_switch() -> None:
+    about = record().model_copy(
+        update={"facts": cell.Facts(engine="sglang", extra={"lossy": ["threshold=0.5"]})}
+    )
+    assert "threshold=0.5" in advice(Code.LOSSY_ACCEPTANCE, replies(), about)

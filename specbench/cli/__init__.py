@@ -14,7 +14,19 @@ import typer
 from typer.exceptions import TyperException
 
 from specbench import __version__
-from specbench.cli import crossover, demo, engines, machine, models, predict, report, run, selftest, workloads
+from specbench.cli import (
+    crossover,
+    demo,
+    engines,
+    lossless,
+    machine,
+    models,
+    predict,
+    report,
+    run,
+    selftest,
+    workloads,
+)
 from specbench.errors import SpecbenchError
 
 EXIT_PIPE = 141
@@ -33,9 +45,10 @@ app.command()(run.run)
 app.command()(report.report)
 app.command()(predict.predict)
 app.command()(crossover.crossover)
+app.command()(lossless.lossless)
 app.command()(selftest.selftest)
-app.command()(engines.engines)
 app.command()(machine.machine)
+app.add_typer(engines.app, name="engines")
 app.add_typer(models.app, name="models")
 app.add_typer(workloads.app, name="workloads")
 

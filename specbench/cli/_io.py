@@ -6,7 +6,8 @@ import io
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,23 @@ def clock(seconds: float) -> str:
     if whole >= 3600:
         return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
     return f"{whole // 60}m {whole % 60:02d}s" if whole >= 60 else f"{whole}s"
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Inside, a scheduler's SIGTERM is taken as Ctrl-C, so that what runs is ended in order."""
+    import signal
+
+    def as_interrupt(number: int, frame: object) -> None:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell sets it for `… &`
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, as_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class ProgressLine:

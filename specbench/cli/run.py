@@ -76,7 +76,7 @@ def make_runner(plan: Plan, run_dir: Path, session: str | None = None) -> Runner
     from specbench.cell import digest
     from specbench.cli._io import ProgressLine, note
 
-    runner = Runner(plan, run_dir, report=ProgressLine(), ceiling=lambda: ceiling(quick=True))
+    runner = Runner(plan, run_dir, report=ProgressLine(), ceiling=lambda: ceiling(quick=True), say=note)
     if runner.split.rejected:
         first = runner.split.rejected[0]
         note(
@@ -91,23 +91,16 @@ def make_runner(plan: Plan, run_dir: Path, session: str | None = None) -> Runner
 
 def execute(runner: Runner, resume: bool, cell: str | None = None) -> None:
     """Run to the end, leaving the terminal tidy whatever happens; a scheduler's SIGTERM is taken as Ctrl-C."""
-    import signal
-
+    from specbench.cli._io import sigterm_as_interrupt
     from specbench.errors import Interrupted
 
-    def as_interrupt(number: int, frame: object) -> None:
-        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell sets it for `… &`
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.raise_signal(signal.SIGINT)
-
-    before = signal.signal(signal.SIGTERM, as_interrupt)
     try:
-        runner.run_cell(cell) if cell else runner.run(resume)
+        with sigterm_as_interrupt():
+            runner.run_cell(cell) if cell else runner.run(resume)
     except KeyboardInterrupt:
         where = f"interrupted; finished cells are kept in {runner.run_dir}"
         raise Interrupted(f"{where}; the same `specbench run` with --resume goes on.") from None
     finally:
-        signal.signal(signal.SIGTERM, before)
         end = getattr(runner.report, "end", None)
         if end:
             end()
@@ -203,6 +196,7 @@ def _dry_run(plan: Plan, run_dir: Path) -> dict[str, Any]:
                 "cell_id": job.cell_id,
                 "block": job.block,
                 "position": job.position,
+                "engine": job.arm.config.engine.name,
                 "method": job.arm.config.method.label,
                 "concurrency": job.arm.config.concurrency,
                 "command": list(job.launch.argv) or [f"attach to {job.arm.config.engine.url}"],
@@ -223,16 +217,25 @@ def _dry_text(document: dict[str, Any]) -> str:
 
     from specbench.cli._io import clock, table
 
+    cells = document["cells"]
+    several = len({c["engine"] for c in cells}) > 1
+    header = ["cell", "block", "position", "concurrency", *(["engine"] if several else []), "method"]
     rows = [
-        [c["cell_id"], str(c["block"] + 1), str(c["position"]), str(c["concurrency"]), c["method"]]
-        for c in document["cells"]
+        [c["cell_id"], str(c["block"] + 1), str(c["position"]), str(c["concurrency"])]
+        + ([c["engine"]] if several else [])
+        + [c["method"]]
+        for c in cells
     ]
-    commands = {(c["method"], c["concurrency"]): shlex.join(c["command"]) for c in document["cells"]}
+    commands = {
+        (f"{c['engine']}, " if several else "")
+        + f"{c['method']}, concurrency {c['concurrency']}": shlex.join(c["command"])
+        for c in cells
+    }
     effect = document["detectable_effect"]
     lines = [
-        table(["cell", "block", "position", "concurrency", "method"], rows),
+        table(header, rows),
         "",
-        *(f"{method}, concurrency {n}:\n  {command}" for (method, n), command in commands.items()),
+        *(f"{arm}:\n  {command}" for arm, command in commands.items()),
         "",
         f"{len(rows)} runs of {document['prompts']} prompts in {document['requests_per_cell']} requests, "
         f"about {clock(document['estimated_s'])} ({document['estimate_basis']}).",
