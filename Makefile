@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check unit bench install clean
+.PHONY: demo test check unit engines bench install clean
 
 demo: install  ## measure a real engine on a real model and write runs/demo/report.html
 	$(BIN)/specbench demo
@@ -18,6 +18,9 @@ check: install
 
 unit: install
 	$(BIN)/python -m pytest
+
+engines: install  ## the other engines that run without a GPU, each in an environment of its own (about 5 GB)
+	for name in openvino transformers vllm; do $(BIN)/specbench engines install $$name || exit; done
 
 bench: install  ## timings; never part of `make test`
 	$(BIN)/python -m tests.benchmarks.client_ceiling

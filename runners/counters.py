@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from runners.base import Raw
+from specbench.cell import MAX_K
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(,|(?=\}))')
+MOST = 2.0**53
+"""A larger counter is garbage: a float no longer tells it from the next one."""
 PROCESS_START = "process_start_time_seconds"
 """The usual name of the gauge that tells one process from the next."""
 _POSITION = re.compile(r'[{,]position="(\d+)"')
@@ -25,13 +28,13 @@ _POSITION = re.compile(r'[{,]position="(\d+)"')
 def parse(text: str) -> dict[str, float]:
     """Prometheus text to `{name or name{a="x",b="y"}: value}`, labels sorted by name.
 
-    Label values keep their escapes. Comments, unreadable lines and values that are not finite are left out:
-    a record of a run holds no NaN.
+    Label values keep their escapes. Comments, unreadable lines and values that are not finite or beyond counting
+    are left out: a record of a run holds no NaN.
     """
     found: dict[str, float] = {}
     for line in text.split("\n"):  # not splitlines: a label value may hold other line separators
         sample = _sample(line.strip())
-        if sample is not None and math.isfinite(sample[1]):
+        if sample is not None and abs(sample[1]) <= MOST:  # False for NaN
             found[sample[0]] = sample[1]
     return found
 
@@ -81,14 +84,15 @@ def _series(raw: Raw, name: str) -> Iterator[tuple[str, float]]:
 
 
 def went_back(before: Raw, after: Raw, name: str) -> bool:
-    """Whether a counter fell, vanished or was created anew: its server restarted inside the window.
+    """Whether a counter fell (a new one below 0), vanished or was created anew: its server restarted in the window.
 
     Each series is looked at alone, since one engine of several may restart behind a rising sum.
     """
     created = [(key, value) for key, value in _series(before, name.removesuffix("_total") + "_created")]
-    return any(after.get(key, -math.inf) < value for key, value in _series(before, name)) or any(
-        after.get(key, value) != value for key, value in created
+    fell = any(after.get(key, -math.inf) < value for key, value in _series(before, name)) or any(
+        value < before.get(key, 0.0) for key, value in _series(after, name)
     )
+    return fell or any(after.get(key, value) != value for key, value in created)
 
 
 def restarted(before: Raw, after: Raw) -> bool:
@@ -173,8 +177,7 @@ def _per_position(before: Raw, after: Raw, name: str, k: int | None) -> tuple[in
     counts: dict[int, float] = {}
     for key, value in _series(after, name):
         position = _POSITION.search(key)
-        if position is not None:
-            at = int(position.group(1))
+        if position is not None and (at := int(position.group(1)[:10])) < MAX_K:
             counts[at] = counts.get(at, 0.0) + value - before.get(key, 0.0)
     length = max(max(counts, default=-1) + 1, k or 0)
     return tuple(round(counts.get(at, 0.0)) for at in range(length))
